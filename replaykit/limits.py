@@ -1,0 +1,97 @@
+"""Every limit and setting: name with its unit, default, and the reason for the default.
+
+`Settings` are what a user may change (flags, then `REPLAYKIT_*` variables); the constants below them are limits that
+protect the process and the database and have no flag.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Settings"]
+
+
+class Settings(BaseModel):
+    """What a worker may be told. Durations are seconds, sizes bytes, unless the name says otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lease_seconds: Annotated[float, Field(ge=0.5, le=86_400)] = 30.0
+    """How long a silent worker keeps its runs. Long enough for a pause of the host, short enough to wait for."""
+
+    heartbeat_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Time between two heartbeats; None: a fifth of the lease, so that four may be lost in a row."""
+
+    grace_seconds: Annotated[float, Field(ge=0)] = 10.0
+    """How long bodies may finish after SIGTERM. Below the 30 s that most supervisors wait before SIGKILL."""
+
+    evict_after_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """A run that waits longer than this leaves memory. Shorter waits cost less in memory than as a claim."""
+
+    poll_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """Time between two looks for work when no hint (NOTIFY) comes."""
+
+    recoveries_max: Annotated[int, Field(ge=1)] = 5
+    """Recoveries without progress after which a run is held. Bad luck rarely strikes five times on one run."""
+
+    payload_bytes_max: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+    """The largest single value in the journal. Larger ones belong in object storage, by reference."""
+
+    input_bytes_max: Annotated[int, Field(ge=256)] = 16 * 1024
+    """A plain step's input above this is kept as digest, size and head: 200 turns of a 1 MB chat would store 94 MB."""
+
+    drain_callbacks_max: Annotated[int, Field(ge=100)] = 100_000
+    """Callbacks that a run may need between two entries. A `sleep(0)` spin would otherwise stop the whole worker."""
+
+    concurrency: Annotated[int, Field(ge=1)] = 1_000
+    """Runs in memory at once, for each process."""
+
+    threads: Annotated[int, Field(ge=1)] = 32
+    """Threads for sync step bodies, for each process: the default of `asyncio.to_thread` on 28 cores and more."""
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between two heartbeats."""
+        return self.heartbeat_seconds if self.heartbeat_seconds is not None else self.lease_seconds / 5
+
+
+SLICE_SECONDS: Final = 0.005
+"""Length of a slice of a long replay: the worker's loop breathes between two."""
+
+CLAIM_RUNS_MAX: Final = 100
+"""Runs taken by one claim: large enough to share a round trip, small enough to leave work for other workers."""
+
+CLAIM_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Journal read by one claim; the rest of a longer journal is read in pages by that run's own task."""
+
+PAGE_ENTRIES: Final = 2_000
+"""Entries in one page of a long journal."""
+
+BATCH_ENTRIES_MAX: Final = 1_000
+"""Entries in one commit: beyond a few hundred a larger batch no longer lowers the cost of an entry."""
+
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes in one commit, so that one large value does not make its neighbours wait long."""
+
+BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of entries that wait for a commit; above it no new body starts and no run is claimed (back-pressure)."""
+
+WRITERS: Final = 2
+"""Connections that write journals, sharded by run: one commits while the other's batch is put together."""
+
+KEY_BYTES_MAX: Final = 1_024
+"""A whole step key."""
+
+NAME_BYTES_MAX: Final = 200
+"""A name of a workflow, step, signal or child."""
+
+REAP_RUNS_MAX: Final = 500
+"""Runs that one statement hands back or promotes."""
+
+LOCK_TIMEOUT_SECONDS: Final = 2.0
+"""How long a batch waits for a run row that someone outside holds, before its units are sent one by one."""
+
+WORKER_ROWS_KEEP_SECONDS: Final = 86_400.0
+"""Rows of workers that have stopped are kept this long, to be read by people."""

@@ -1,0 +1,157 @@
+"""The values that the replay, the runtime and the database exchange: entries, units of them, verdicts.
+
+Times are whole microseconds since 1970 UTC (int); JSON travels as text, exactly as it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+__all__ = ["PROTOCOL", "Change", "ClaimedRun", "Entry", "Finish", "Hold", "Kind", "Outcome", "Park", "Release", "State", "Unit", "Verdict"]
+
+PROTOCOL: Final = 1
+"""Names the replay rules, codec tags and digest rules of this release (`runs.protocol`)."""
+
+
+class State(StrEnum):
+    """Where a run is (`runs.state`)."""
+
+    PENDING = "pending"  # wants a worker
+    RUNNING = "running"  # a worker holds its lease
+    WAITING = "waiting"  # for a timer or something outside; no process holds it
+    HELD = "held"  # for a person, with a reason
+    SUCCEEDED = "succeeded"  # ended with a result
+    FAILED = "failed"  # ended with an error
+    CANCELLED = "cancelled"  # ended by request
+    CONTINUED = "continued"  # ended by continue_as_new
+
+
+class Kind(StrEnum):
+    """What an entry records (`journal.kind`)."""
+
+    STEP = "step"  # a body's outcome
+    TIMER = "timer"  # a deadline of the run's clock came
+
+
+class Outcome(StrEnum):
+    """How it ended (`journal.outcome`)."""
+
+    OK = "ok"  # with a result
+    ERROR = "error"  # with an exception
+    CANCELLED = "cancelled"  # given up before it had an outcome
+    TIMEOUT = "timeout"  # its time ran out
+
+
+@dataclass(slots=True)
+class Entry:
+    """One line of a journal. `seq` (from 1, without gaps) is its place in the order of delivery."""
+
+    seq: int
+    key: str
+    name: str
+    kind: str
+    outcome: str
+    at: int
+    attempt: int = 1
+    input: str | None = None
+    output: str | None = None
+    error: str | None = None
+    digest: str | None = None
+    idempotency_key: str | None = None
+    started_at: int | None = None
+    due_at: int | None = None  # a timer's deadline
+
+
+@dataclass(slots=True)
+class Finish:
+    """The run ends."""
+
+    state: State  # SUCCEEDED, FAILED, CANCELLED
+    output: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Park:
+    """The run leaves memory until `available_at` (None: until something outside raises `wakes`)."""
+
+    waiting_for: str
+    available_at: int | None
+    wakes: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """The run stops for a person."""
+
+    reason: str
+    wakes: int
+
+
+@dataclass(slots=True)
+class Release:
+    """The run goes back to be claimed at once by anyone (a shutdown); no recovery."""
+
+
+Change = Finish | Park | Hold | Release
+
+
+@dataclass(slots=True)
+class Unit:
+    """One run's rows in one batch: they stand or fall together, neighbours do not.
+
+    `wakes` is set when a timer's entry is among them: if the row has moved on, the unit is refused as stale.
+    `note` is a reason written at once while the run still holds its lease.
+    """
+
+    run_id: UUID
+    token: UUID
+    write_id: UUID
+    entries: list[Entry] = field(default_factory=list)
+    change: Change | None = None
+    wakes: int | None = None
+    note: str | None = None
+    tries: int = 0  # how often it was sent: above 1, an earlier commit of it may already stand
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payloads, roughly."""
+        n = 200
+        for e in self.entries:
+            n += 200 + len(e.input or "") + len(e.output or "") + len(e.error or "")
+        if isinstance(self.change, Finish):
+            n += len(self.change.output or "") + len(self.change.error or "")
+        return n
+
+
+class Verdict(StrEnum):
+    """What became of a unit."""
+
+    OK = "ok"  # committed, now or by an earlier try of the same write_id
+    FENCED = "fenced"  # the lease is another's: drop the run
+    STALE = "stale"  # the mailbox moved on before a timer's entry: read, decide again
+    CONFLICT = "conflict"  # an entry of another write stands at that seq under our own token: our defect
+    REFUSED = "refused"  # the database does not take one of its rows; comes with the database's words
+
+
+@dataclass(slots=True)
+class ClaimedRun:
+    """A run as a claim hands it over. `entries` may be only the head of the journal: `last_seq` says how long it is."""
+
+    id: UUID
+    token: UUID
+    workflow: str
+    input: str
+    seed: int
+    protocol: int
+    started_at: int
+    wakes: int
+    floor: int  # the run's clock is never below this: the due time it was claimed for
+    last_seq: int = 0
+    recoveries: int = 0
+    key: str | None = None
+    queue: str = "default"
+    entries: list[Entry] = field(default_factory=list)

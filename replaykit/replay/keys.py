@@ -1,0 +1,62 @@
+"""Names and keys: what a step is called, and what a call to the outside may use to be recognised.
+
+A step key is `scope` + `name` (+ `#n` from the second call of that name in the task's scope on): `charge`, `1/charge#2`.
+`key=K` is absolute in the run and stored as `=K`. Keys of other kinds begin with `~`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from uuid import UUID
+
+from replaykit.errors import ConfigurationError
+from replaykit.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
+
+__all__ = ["absolute_key", "check_name", "idempotency_key"]
+
+_FORBIDDEN = frozenset("/#@~=\0")
+
+
+def check_name(name: str, of: str) -> str:
+    """Return `name` in NFC, or raise `ConfigurationError` saying what is wrong with it.
+
+    Args:
+        name: of a workflow, step, signal or child.
+        of: what it names, for the sentence: `"step"`, `"workflow"`.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{of} name {name!r}: a name is a non-empty string")
+    name = unicodedata.normalize("NFC", name)
+    bad = sorted(_FORBIDDEN.intersection(name))
+    if bad:
+        raise ConfigurationError(f"{of} name {name!r} holds {bad[0]!r}: names are free of NUL and / # @ ~ =; give another with name=")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{of} name {name!r} holds a lone surrogate: give another with name=") from None
+    if size > NAME_BYTES_MAX:
+        raise ConfigurationError(f"{of} name {name[:40]!r}... has {size} bytes: at most {NAME_BYTES_MAX}; give a shorter one with name=")
+    return name
+
+
+def absolute_key(key: str) -> str:
+    """The stored form, `=K`, of a `key=K` given by the author."""
+    if not isinstance(key, str) or not key or "\0" in key:
+        raise ConfigurationError(f"key={key!r}: a step's key is a non-empty string without NUL")
+    key = unicodedata.normalize("NFC", key)
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"key={key!r} holds a lone surrogate") from None
+    if size >= KEY_BYTES_MAX:
+        raise ConfigurationError(f"key={key[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX - 1}")
+    return f"={key}"
+
+
+def idempotency_key(run_id: UUID, key: str) -> str:
+    """32 hex digits that name one step of one run: the same on every attempt, in every process and release.
+
+    SHA-256 of `replaykit:1:<run id>:<step key>`, the first 128 bits.
+    """
+    return hashlib.sha256(f"replaykit:1:{run_id}:{key}".encode()).hexdigest()[:32]
