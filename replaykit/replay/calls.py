@@ -1,0 +1,245 @@
+"""What a workflow calls: `step`, `sleep`, `now`, `rng`, `uuid4`, and the `@workflow` it is.
+
+Inside a run they ask the execution whose loop is running; inside a step's body `step(...)` is a plain call; anywhere else
+each raises one sentence that says what to do instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime as dt
+import random
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from replaykit.errors import ConfigurationError, Gone, OutsideRun
+from replaykit.replay.execution import Execution, current_execution
+from replaykit.replay.keys import check_name
+from replaykit.replay.loop import RunLoop
+from replaykit.replay.requests import POLICY_ATTRIBUTE, Pending, Policy
+from replaykit.replay.signature import FunctionInfo, describe
+
+__all__ = ["CURRENT_STEP", "Moment", "Step", "StepCall", "StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Moment = float | dt.timedelta | dt.datetime
+"""Wherever a time is asked for: seconds, a timedelta, or an aware moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What a step's body may know of itself: `step.current()`.
+
+    Attributes:
+        run_id: the run.
+        key: the step's key in its run, such as `1/charge#2`.
+        attempt: which try of this step this is, from 1.
+        idempotency_key: 32 hex digits, the same on every attempt, in every process: send it with the request.
+        input: the recorded arguments by parameter name, decoded.
+        resources: what the worker's `lifespan` yielded.
+        client: a `Client` on the worker's database.
+    """
+
+    run_id: uuid.UUID
+    key: str
+    attempt: int
+    idempotency_key: str
+    input: dict[str, Any] = field(repr=False)
+    resources: Any = field(default=None, repr=False)
+    client: Any = field(default=None, repr=False)
+
+
+CURRENT_STEP: Final[contextvars.ContextVar[StepInfo | None]] = contextvars.ContextVar("replaykit_step", default=None)
+"""Set by the executor in a body's own context."""
+
+
+class StepCall:
+    """Calls functions as steps, with the options it was made with."""
+
+    def __init__(self, options: Policy | None = None) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` as a step: recorded when it completes, never run again.
+
+        Args:
+            fn: an async function, or a sync one (it runs in a thread). Not an (async) generator function.
+
+        Raises:
+            TypeError: the arguments do not fit.
+            OutsideRun: there is no run here: call `fn` itself.
+        """
+        loop = asyncio._get_running_loop()
+        if type(loop) is RunLoop:
+            return loop.execution.call_step(fn, args, kwargs, self._options)  # type: ignore[attr-defined]
+        if CURRENT_STEP.get() is not None:
+            return _plain_call(fn, args, kwargs)
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise OutsideRun(f"step({name}, ...) outside of a run: call {name}(...) itself, or do this in a @workflow")
+
+
+class Step(StepCall):
+    """`step`: calls a function as a step, and declares how steps are to be treated."""
+
+    def options(self, *, name: str | None = None, key: str | None = None) -> StepCall:
+        """A `step` with these options for one call: `step.options(name="charge")(fn, x)`.
+
+        Args:
+            name: the step's name, instead of the function's.
+            key: its key, absolute in the run, instead of one by scope and count; used twice in a run it holds the run.
+        """
+        return StepCall(_policy(name, key))
+
+    def policy(self, *, name: str | None = None) -> Callable[[F], F]:
+        """Declare the same options on the function, which stays a plain function."""
+        declared = _policy(name, None)
+
+        def declare(function: F) -> F:
+            setattr(function, POLICY_ATTRIBUTE, declared)
+            return function
+
+        return declare
+
+    def current(self) -> StepInfo:
+        """The step whose body runs here.
+
+        Raises:
+            OutsideRun: no body of a step runs here.
+        """
+        info = CURRENT_STEP.get()
+        if info is None or current_execution() is not None:
+            raise OutsideRun("step.current() outside of a step's body: only the function that step(...) calls has a current step")
+        return info
+
+
+step: Final = Step()
+
+
+def _policy(name: str | None, key: str | None) -> Policy:
+    return Policy(name=check_name(name, "step") if name is not None else None, key=key)
+
+
+async def _plain_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A sync function would block the worker's loop: it goes to a thread here as it does as a step.
+    if describe(fn).is_async:
+        return await fn(*args, **kwargs)
+    return await asyncio.to_thread(fn, *args, **kwargs)
+
+
+class Workflow(Generic[P, T]):
+    """An async function whose runs survive. Made by `@workflow`.
+
+    Attributes:
+        fn: the plain function.
+        name: what runs of it are called, in Python, SQL and on the command line.
+    """
+
+    def __init__(self, fn: Callable[P, Coroutine[Any, Any, T]], name: str | None = None) -> None:
+        self.fn = fn
+        self.info: FunctionInfo = describe(fn)
+        if not self.info.is_async:
+            raise ConfigurationError(f"@workflow on {fn!r}: a workflow is an async function (`async def`)")
+        chosen = name if name is not None else getattr(fn, "__name__", None)
+        if chosen is None or chosen == "<lambda>":
+            raise ConfigurationError(f"@workflow on {fn!r}: it has no name of its own; give one with @workflow(name=...)")
+        self.name = check_name(chosen, "workflow")
+        self.module: str = getattr(fn, "__module__", "?")
+        self.__name__ = getattr(fn, "__name__", self.name)
+        self.__qualname__ = getattr(fn, "__qualname__", self.name)
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        """Inside a workflow: run inline, as a plain async function. Anywhere else it raises."""
+        execution = current_execution()
+        if execution is None:
+            raise OutsideRun(
+                f"{self.name}(...) outside of a run: start one with `await client.start({self.name}, ...)`; "
+                f"the plain function is {self.name}.fn"
+            )
+        if execution.loop.gone:
+            raise Gone
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name} of {self.module}>"
+
+
+class _Decorator(Protocol):
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
+
+
+@overload
+def workflow(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
+@overload
+def workflow(*, name: str | None = None) -> _Decorator: ...
+def workflow(fn: Any = None, /, *, name: str | None = None) -> Any:
+    """Make an async function a workflow: `@workflow` or `@workflow(name="checkout")`."""
+    if fn is not None:
+        return Workflow(fn)
+
+    def decorate(function: Callable[..., Coroutine[Any, Any, Any]]) -> Workflow[..., Any]:
+        return Workflow(function, name)
+
+    return decorate
+
+
+def _here(what: str, instead: str) -> Execution:
+    execution = current_execution()
+    if execution is None:
+        raise OutsideRun(f"{what} outside of a run's own code: {instead}")
+    return execution
+
+
+async def sleep(until: Moment) -> None:
+    """Wait durably: seconds, a timedelta, or until an aware moment. `asyncio.sleep(seconds)` does the same.
+
+    Raises:
+        OutsideRun: not in a workflow's own code.
+        ConfigurationError: a moment without a time zone.
+    """
+    execution = _here("sleep()", "use asyncio.sleep() there")
+    if isinstance(until, dt.datetime):
+        if until.utcoffset() is None:
+            raise ConfigurationError(f"sleep({until!r}): a moment needs a time zone, such as datetime(..., tzinfo=UTC)")
+        seconds = (until - execution.now()).total_seconds()
+    else:
+        seconds = until.total_seconds() if isinstance(until, dt.timedelta) else float(until)
+    await asyncio.sleep(max(0.0, seconds))
+
+
+def now() -> dt.datetime:
+    """The run's clock, aware, in UTC: the time of the last recorded entry, the same in every replay.
+
+    Raises:
+        OutsideRun: not in a workflow's own code.
+    """
+    return _here("now()", "use datetime.now(UTC) there").now()
+
+
+def rng() -> random.Random:
+    """A generator of chance that gives the same numbers in every replay; each call gives a new, independent one.
+
+    Raises:
+        OutsideRun: not in a workflow's own code.
+    """
+    return _here("rng()", "use the random module there").rng()
+
+
+def uuid4() -> uuid.UUID:
+    """A UUID that is the same in every replay and in no other run.
+
+    Raises:
+        OutsideRun: not in a workflow's own code.
+    """
+    return _here("uuid4()", "use uuid.uuid4() there").uuid4()

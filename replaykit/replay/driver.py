@@ -1,0 +1,420 @@
+"""One claimed run: events go in, actions come out. Decides; never acts.
+
+    driver.replay(entries)        recorded entries, as many times as there are pages
+    driver.begin(now)             the journal is read: what is still asked for is carried out
+    driver.body_ended(...)        a body has an outcome
+    driver.tick(now)              time went on: timers may be due
+    driver.verdict(...)           what became of the unit that was sent
+    driver.drain(now)             stop: start nothing new, hand the run back
+
+    driver.take_actions()         StartBody, CancelBody
+    driver.next_unit()            the unit to send now, if none is in flight
+    driver.phase                  whether the run is still this worker's to drive
+
+The rules (DESIGN 4 and 5): the execution is advanced while its last entries are still in the batch, and no command is carried
+out before the entries delivered before it was requested are committed. A unit once sent is not re-cut. What is due is
+delivered before newly requested commands are carried out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+from replaykit.errors import NotJournalable
+from replaykit.limits import BATCH_ENTRIES_MAX, Settings
+from replaykit.replay.entries import (
+    Change,
+    ClaimedRun,
+    Entry,
+    Finish,
+    Hold,
+    Kind,
+    Outcome,
+    Park,
+    Release,
+    State,
+    Unit,
+    Verdict,
+)
+from replaykit.replay.execution import Execution
+from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.keys import idempotency_key
+from replaykit.replay.requests import CallStep, CancelStep, Command
+from replaykit.replay.signature import FunctionInfo
+
+__all__ = ["Action", "BodyOutcome", "CancelBody", "Driver", "Phase", "StartBody", "error_outcome", "result_outcome"]
+
+_TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
+_UNDECODED: Final = object()
+
+
+class Phase(StrEnum):
+    """Whose the run is."""
+
+    ACTIVE = "active"  # this worker's
+    OVER = "over"  # its unit with a change of state is committed: nobody's, or the next claim's
+    LOST = "lost"  # the lease is another's
+    STALE = "stale"  # this worker's, but the journal must be read again under a new token
+    BROKEN = "broken"  # this worker's, to be held at once: the journal or the database refused a unit for good
+
+
+@dataclass(slots=True)
+class BodyOutcome:
+    """What became of a body: JSON text, and the object that the code is given."""
+
+    outcome: Outcome
+    output: str | None
+    error: str | None
+    value: Any
+    started_at: int
+
+
+def result_outcome(info: FunctionInfo, value: Any, started_at: int, settings: Settings) -> BodyOutcome:
+    """A body returned: its result encoded and decoded again, or the `NotJournalable` that says why it can't be."""
+    try:
+        text, decoded = info.encode_result(value)
+        _check_size(text, settings.payload_bytes_max)
+    except NotJournalable as refused:
+        return error_outcome(refused, started_at)
+    return BodyOutcome(Outcome.OK, text, None, decoded, started_at)
+
+
+def error_outcome(error: BaseException, started_at: int) -> BodyOutcome:
+    """A body raised: the error as the journal rebuilds it, so that the first run sees what a replay sees."""
+    text = encode_error(error)
+    return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
+
+
+def _check_size(text: str, bytes_max: int) -> None:
+    if len(text) * 4 > bytes_max:
+        size = len(text.encode())
+        if size > bytes_max:
+            raise NotJournalable(
+                f"$: the result has {size:,} bytes, at most {bytes_max:,} are journaled: "
+                f"store it elsewhere and return a reference, or raise payload_bytes_max"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StartBody:
+    """Run the body of this call."""
+
+    call: CallStep
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBody:
+    """The code has given up this call: stop its body if that can be done; its outcome no longer counts."""
+
+    key: str
+
+
+Action = StartBody | CancelBody
+
+
+class Driver:
+    """Drives one claimed run.
+
+    Args:
+        run: as claimed.
+        execution: of its workflow, not started yet.
+        new_id: makes write ids (chance is an argument).
+        settings: `evict_after_seconds`, `input_bytes_max`.
+    """
+
+    def __init__(self, run: ClaimedRun, execution: Execution, *, new_id: Callable[[], UUID], settings: Settings) -> None:
+        self.run = run
+        self.execution = execution
+        self.phase = Phase.ACTIVE
+        self.words: str | None = None  # why it is BROKEN
+        self.in_flight: dict[str, CallStep] = {}
+        self.unit: Unit | None = None
+        self._kept: dict[str, tuple[str, BodyOutcome]] = {}
+        self._new_id = new_id
+        self._evict_after = int(settings.evict_after_seconds * 1_000_000)
+        self._input_bytes_max = settings.input_bytes_max
+        self._actions: list[Action] = []
+        self._waiting: deque[tuple[Command, int]] = deque()
+        self._entries: list[Entry] = []
+        self._timer_wakes: int | None = None
+        self._last_seq = 0
+        self._committed = 0
+        self._last_at = max(run.started_at, 0)
+        self._now = max(run.started_at, run.floor)
+        self._draining = False
+        self._noted = False
+        self._started = False
+
+    # ------------------------------------------------------------------ events
+
+    def replay(self, entries: Iterable[Entry]) -> None:
+        """Deliver recorded entries, in order. Commands are not carried out: what stays asked for is, by `begin`."""
+        execution = self.execution
+        if not self._started:
+            self._started = True
+            execution.replaying = True
+            execution.start()
+        for entry in entries:
+            if entry.seq != self._last_seq + 1:
+                execution.hold(f"the journal has a hole: entry {entry.seq} comes after entry {self._last_seq}")
+            self._last_seq = entry.seq
+            if entry.at > self._last_at:
+                self._last_at = entry.at
+            if execution.hold_reason is None:
+                execution.deliver(entry)
+
+    def begin(self, now: int) -> None:
+        """The whole journal has been replayed: go on from here."""
+        if not self._started:
+            self.replay(())
+        self.execution.replaying = False
+        self._committed = self._last_seq
+        for command in self.execution.net_commands():
+            self._waiting.append((command, self._last_seq))
+        self._go_on(now)
+
+    def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
+        """A body that was started has an outcome."""
+        call = self.in_flight.pop(key, None)
+        if call is None:
+            return  # given up earlier: its outcome no longer counts
+        if self.phase is Phase.STALE:
+            self._kept[key] = (call.input.digest, outcome)
+        if self.phase is not Phase.ACTIVE:
+            return
+        self._see(now)
+        self._deliver_due()
+        if self.execution.ended is None:
+            self._record_step(call, outcome)
+        self._go_on(now)
+
+    def body_stopped(self, key: str, now: int) -> None:
+        """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere."""
+        self.in_flight.pop(key, None)
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def tick(self, now: int) -> None:
+        """Time went on."""
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def drain(self, now: int) -> None:
+        """Start nothing new; once no body is in flight the run is handed back."""
+        self._draining = True
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def verdict(self, verdict: Verdict, words: str | None, now: int) -> None:
+        """The fate of the unit that was sent."""
+        unit = self.unit
+        assert unit is not None, "a verdict without a unit"
+        if verdict is Verdict.STALE:
+            self.phase = Phase.STALE
+            return
+        self.unit = None
+        if verdict is Verdict.OK:
+            if unit.entries:
+                self._committed = unit.entries[-1].seq
+            if unit.change is not None:
+                self.phase = Phase.OVER
+            else:
+                self._go_on(now)
+        elif verdict is Verdict.FENCED:
+            self.phase = Phase.LOST
+        else:
+            self.phase = Phase.BROKEN
+            self.words = (
+                f"the database refused an entry: {words}"
+                if verdict is Verdict.REFUSED
+                else f"an entry of another write stands in the journal at the place of entry {unit.entries[0].seq}: a defect of replaykit, please report it"
+            )
+
+    def adopt(self, old: Driver) -> None:
+        """Take over, after a refusal, what the dropped driver had in flight and what it had not committed.
+
+        By key and input digest, so that no body runs twice; called after `replay`, before `begin`.
+        """
+        uncommitted = (*(old.unit.entries if old.unit is not None else ()), *old._entries)
+        kept = dict(old._kept)
+        for entry in uncommitted:
+            if entry.kind == Kind.STEP:
+                outcome = BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, entry.started_at or 0)
+                kept[entry.key] = (entry.digest or "", outcome)
+        asked = self.execution.open
+        for key, (digest, outcome) in kept.items():
+            call = asked.get(key)
+            if call is not None and call.input.digest == digest:
+                self._kept[key] = (digest, outcome)
+        for key, before in old.in_flight.items():
+            call = asked.get(key)
+            if call is not None and not call.abandoned and call.input.digest == before.input.digest:
+                self.in_flight[key] = call
+            else:
+                self._actions.append(CancelBody(key))
+        self._draining = old._draining
+
+    # ------------------------------------------------------------------ what to do
+
+    def take_actions(self) -> list[Action]:
+        """What to start and to stop now."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def next_wake(self) -> int | None:
+        """Microseconds since 1970 at which `tick` is due, or None."""
+        execution = self.execution
+        if self.phase is not Phase.ACTIVE or execution.hold_reason is not None or execution.ended is not None or self._draining:
+            return None
+        return execution.next_deadline
+
+    def next_unit(self) -> Unit | None:
+        """The unit to send now; it is in flight until its verdict."""
+        if self.unit is not None or self.phase is not Phase.ACTIVE:
+            return None
+        entries, self._entries = self._entries[:BATCH_ENTRIES_MAX], self._entries[BATCH_ENTRIES_MAX:]
+        change = self._change() if not self._entries else None
+        note = None
+        if self.execution.hold_reason is not None and not self._noted and change is None:
+            note = self.execution.hold_reason
+            self._noted = True
+        if not entries and change is None and note is None:
+            return None
+        wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
+        if not self._entries:
+            self._timer_wakes = None
+        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, wakes, note)
+        return self.unit
+
+    # ------------------------------------------------------------------ decisions
+
+    def _change(self) -> Change | None:
+        execution = self.execution
+        if execution.hold_reason is not None:
+            return Hold(execution.hold_reason, self.run.wakes) if not self.in_flight else None
+        ended = execution.ended
+        if ended is not None:
+            state = State.SUCCEEDED if ended.error is None else State.FAILED
+            return Finish(state, ended.output, ended.error)
+        if self.in_flight:
+            return None
+        if self._draining:
+            return Release()
+        if self._waiting or self._kept_asked():
+            return None
+        deadline = execution.next_deadline
+        if deadline is not None and deadline - self._now > self._evict_after:
+            return Park("timer", deadline, self.run.wakes)
+        return None
+
+    def _kept_asked(self) -> bool:
+        return any(key in self.execution.open for key in self._kept)
+
+    def _see(self, now: int) -> None:
+        """Time as this run sees it: never back, never below the due time it was claimed for."""
+        if now > self._now:
+            self._now = now
+        if self._last_at > self._now:
+            self._now = self._last_at
+
+    def _go_on(self, now: int) -> None:
+        self._see(now)
+        self._deliver_due()
+        self._carry_out()
+
+    def _deliver_due(self) -> None:
+        if self._draining:
+            return
+        execution = self.execution
+        for _ in range(_TIMERS_PER_TURN):
+            if execution.hold_reason is not None or execution.ended is not None:
+                return
+            deadline = execution.next_deadline
+            if deadline is None or deadline > self._now:
+                return
+            n = execution.timers_fired + 1
+            if self._timer_wakes is None:
+                self._timer_wakes = self.run.wakes
+            self._deliver(Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline), _UNDECODED)
+
+    def _record_step(self, call: CallStep, outcome: BodyOutcome) -> None:
+        entry = Entry(
+            0,
+            call.key,
+            call.name,
+            Kind.STEP,
+            outcome.outcome,
+            self._now,
+            1,
+            self._recorded_input(call),
+            outcome.output,
+            outcome.error,
+            call.input.digest,
+            idempotency_key(self.run.id, call.key),
+            outcome.started_at,
+        )
+        self._deliver(entry, outcome.value)
+
+    def _deliver(self, entry: Entry, value: Any) -> None:
+        self._last_seq += 1
+        entry.seq = self._last_seq
+        if entry.at < self._last_at:
+            entry.at = self._last_at
+        self._last_at = entry.at
+        self._entries.append(entry)
+        execution = self.execution
+        if execution.hold_reason is not None:
+            return  # recorded; the next replay delivers it
+        commands = execution.deliver(entry) if value is _UNDECODED else execution.deliver(entry, value)
+        for command in commands:
+            if type(command) is CancelStep and self._withdraw(command.key):
+                continue
+            self._waiting.append((command, entry.seq))
+
+    def _withdraw(self, key: str) -> bool:
+        """Take back a call that has not been carried out."""
+        for item in self._waiting:
+            if type(item[0]) is CallStep and item[0].key == key:
+                self._waiting.remove(item)
+                return True
+        return False
+
+    def _carry_out(self) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][1] <= self._committed:
+            execution = self.execution
+            if execution.hold_reason is not None or execution.ended is not None:
+                waiting.clear()  # bodies that an ended function gave up are stopped once its end is committed
+                return
+            if self._draining:
+                return
+            command, _ = waiting.popleft()
+            if type(command) is CancelStep:
+                if self.in_flight.pop(command.key, None) is not None:
+                    self._actions.append(CancelBody(command.key))
+                continue
+            assert type(command) is CallStep
+            kept = self._kept.pop(command.key, None)
+            if kept is not None and kept[0] == command.input.digest:
+                self._record_step(command, kept[1])
+                self._deliver_due()
+            elif command.key not in self.in_flight:
+                self.in_flight[command.key] = command
+                self._actions.append(StartBody(command))
+
+    def _recorded_input(self, call: CallStep) -> str:
+        text = call.input.text
+        if len(text) * 4 <= self._input_bytes_max:
+            return text
+        size = len(text.encode())
+        if size <= self._input_bytes_max:
+            return text
+        return json.dumps({"~digest": call.input.digest, "~bytes": size, "~head": text[:200]})

@@ -1,0 +1,463 @@
+"""One replay of one run: entries go in, commands come out.
+
+    execution.start()          -> commands
+    execution.deliver(entry)   -> commands
+    execution.hold_reason      why it cannot go on (a state, not an exception: user code would eat an exception)
+    execution.ended            the function's outcome, once it and all it left behind have ended
+    execution.leave()          leaves memory; no `finally` of user code counts from then on
+
+Replay is the same calls with recorded entries, followed by `net_commands()`: what is still asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime as dt
+import hashlib
+import random
+import sys
+import uuid
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Final
+
+from replaykit.errors import ConfigurationError, Gone, NotJournalable
+from replaykit.limits import Settings
+from replaykit.replay.entries import Entry, Kind, Outcome
+from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.keys import absolute_key, check_name
+from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
+from replaykit.replay.requests import POLICY_ATTRIBUTE, CallStep, CancelStep, Command, Pending, Policy
+from replaykit.replay.signature import FunctionInfo, describe, same_input
+
+__all__ = ["Ended", "Execution", "current_execution"]
+
+EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MISSING: Final = object()
+_CLOSES_MAX: Final = 100  # a coroutine that ignores GeneratorExit is closed again, at most this often
+_NEVER_ENDED: list[RunTask] = []
+"""Tasks whose coroutines would not end: kept for the life of the process, else their `finally` runs inside another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the function ended: JSON text of the result or of the error."""
+
+    output: str | None
+    error: str | None
+
+
+class Execution:
+    """One run's function on its own loop.
+
+    Args:
+        function: the workflow's plain async function.
+        args, kwargs: its decoded input.
+        info: the function's description; its return annotation encodes the result.
+        run_id: for messages and idempotency keys.
+        seed: feeds `rng()`, `uuid4()` and hashes.
+        started_at: the run's clock before its first entry, microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        info: FunctionInfo,
+        run_id: uuid.UUID,
+        seed: int,
+        started_at: int,
+        drain_callbacks_max: int = Settings().drain_callbacks_max,
+        on_outside: Callable[[], None] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.seed = seed
+        self.info = info
+        self.loop = RunLoop(self, seed=seed, started_at=started_at, drain_callbacks_max=drain_callbacks_max)
+        self.open: dict[str, CallStep] = {}
+        self.timers_fired = 0
+        self.replaying = False
+        self.hold_reason: str | None = None
+        self.ended: Ended | None = None
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._commands: list[Command] = []
+        self._absolute: set[str] = set()
+        self._requests_made = 0
+        self._calls_made = 0
+        self._fatal: BaseException | None = None
+        self._root: RunTask | None = None
+        self._on_outside = on_outside
+
+    # ------------------------------------------------------------------ entries in, commands out
+
+    def start(self) -> list[Command]:
+        """Call the function and run it until it waits."""
+        loop = self.loop
+        loop.accepting = True
+        previous = events._get_running_loop()
+        events._set_running_loop(loop)
+        try:
+            context = contextvars.Context()  # runs share nothing through context variables
+            coroutine = context.run(self._function, *self._args, **self._kwargs)
+            self._root = loop.add_task(coroutine, loop.root_scope, name="workflow", context=context)
+            self._root.add_done_callback(self._function_ended, context=context)
+        finally:
+            events._set_running_loop(previous)
+        return self._advance()
+
+    def deliver(self, entry: Entry, value: Any = _MISSING) -> list[Command]:
+        """Hand one entry to the code and run it until it waits again.
+
+        Args:
+            entry: the next of the journal.
+            value: the decoded result or the rebuilt error, where the caller has it already (first run = replay).
+        """
+        loop = self.loop
+        if entry.at > loop.clock:
+            loop.clock = entry.at
+        loop.accepting = True
+        if entry.kind == Kind.STEP:
+            self._deliver_step(entry, value)
+        elif entry.kind == Kind.TIMER:
+            self._deliver_timer(entry)
+        else:
+            self.hold(f"entry {entry.seq} ({entry.key}) is of kind {entry.kind}, which this release does not know: a later release wrote it")
+        return self._advance()
+
+    def _deliver_step(self, entry: Entry, value: Any) -> None:
+        call = self.open.get(entry.key)
+        if call is None:
+            self.hold(self._not_asked(entry))
+            return
+        if call.name != entry.name:
+            self.hold(f"step {entry.key}: the journal holds a call of {entry.name}, the code now calls {call.name} at {call.where}")
+            return
+        if entry.digest is not None and call.input.digest != entry.digest and not self._same_input(entry, call):
+            self.hold(
+                f"step {entry.key}: the journal holds it with input {_head(entry.input)}, "
+                f"the code now calls it with {_head(call.input.text)} at {call.where}"
+            )
+            return
+        del self.open[entry.key]
+        future = call.future
+        if future is None or future.done():
+            return  # the code gave it up: the entry moves the clock and reaches nobody
+        if entry.outcome == Outcome.OK:
+            if value is _MISSING:
+                try:
+                    value = call.info.decode_result(entry.output or "null")
+                except Exception as error:
+                    self.hold(
+                        f"step {entry.key}: its recorded result {_head(entry.output)} does not fit the annotation of {call.name} "
+                        f"any more ({type(error).__name__}: {_head(str(error))})"
+                    )
+                    return
+            future.set_result(value)
+        else:
+            error = value if value is not _MISSING else decode_error(entry.error or "{}")
+            future.set_exception(error)
+            future.exception()  # retrieved, so that a result nobody awaits makes no noise
+
+    def _same_input(self, entry: Entry, call: CallStep) -> bool:
+        try:
+            return entry.input is not None and same_input(call.info, entry.input, call.input)
+        except Exception:
+            return False
+
+    def _deliver_timer(self, entry: Entry) -> None:
+        self.timers_fired += 1
+        if entry.due_at is None or not self.loop.fire(entry.due_at):
+            due = "none" if entry.due_at is None else _moment(entry.due_at).isoformat()
+            timer = self.loop.next_timer()
+            have = f"its earliest timer is due {_moment(timer.due_at).isoformat()}" if timer else "it has no timer"
+            self.hold(f"entry {entry.seq}: the journal holds a timer due {due}, the code has none of that time ({have})")
+
+    def _not_asked(self, entry: Entry) -> str:
+        asked = [f"{c.key} at {c.where}" for c in self.open.values() if not c.abandoned]
+        code = f"the code asks for {', '.join(asked[:3])}" if asked else "the code asks for nothing"
+        if self.ended is not None:
+            code = "the code has ended"
+        return f"entry {entry.seq}: the journal holds step {entry.key}, {code}"
+
+    def _advance(self) -> list[Command]:
+        loop = self.loop
+        if self.hold_reason is None:
+            loop.drain()
+            if self.hold_reason is None and self.ended is None and self._is_stuck():
+                self.hold(f"the run waits for something that nothing can ever resolve: {self._stacks()}")
+        loop.accepting = False
+        commands, self._commands = self._commands, []
+        return commands
+
+    def net_commands(self) -> list[Command]:
+        """What is still asked for after a replay, in the order of the requests."""
+        return [call for call in self.open.values() if not call.abandoned]
+
+    @property
+    def next_deadline(self) -> int | None:
+        """Microseconds since 1970 of the earliest live timer."""
+        timer = self.loop.next_timer()
+        return timer.due_at if timer is not None else None
+
+    # ------------------------------------------------------------------ what the code calls
+
+    def call_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Policy | None) -> Pending[Any]:
+        """A step is called: its key is taken and its arguments are encoded now."""
+        loop = self.loop
+        if loop.gone:
+            raise Gone
+        info = describe(function)
+        policy: Policy | None = getattr(function, POLICY_ATTRIBUTE, None)
+        if options is not None:
+            policy = options.over(policy)
+        frame = sys._getframe(2)
+        line = (frame.f_code.co_filename, frame.f_lineno)
+        name = _step_name(function, info, policy)
+        bound = info.bind(args, kwargs)
+        if policy is not None and policy.key is not None:
+            key = absolute_key(policy.key)
+            if key in self._absolute:
+                self.hold(f"key={policy.key!r} is used twice in this run, again at {line[0]}:{line[1]}: an absolute key names one call")
+            self._absolute.add(key)
+        else:
+            key = loop.scope().key(name)
+        self._calls_made += 1
+        call = CallStep(key, name, function, info, bound, policy, line)
+        return Pending(self, call, _mix(self.seed ^ 0x3333, self._calls_made))
+
+    def request(self, call: CallStep) -> asyncio.Future[Any]:
+        """A called step is awaited for the first time."""
+        if self.loop.gone:
+            raise Gone
+        future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)
+        call.future = future
+        if self.hold_reason is None:
+            self._requests_made += 1
+            call.number = self._requests_made
+            call.context = contextvars.copy_context()
+            self.open[call.key] = call
+            self._commands.append(call)
+        return future
+
+    def abandon(self, call: CallStep) -> None:
+        """The await of a step was cancelled."""
+        if self.loop.gone or self.hold_reason is not None:
+            return
+        call.abandoned = True
+        self._commands.append(CancelStep(call.key))
+
+    def dropped(self, call: CallStep) -> None:
+        """A called step was thrown away without an await."""
+        if not self.loop.gone and self.ended is None and self.hold_reason is None:
+            self.hold(f"step {call.name} was called at {call.where} and never awaited: write `await step(...)`")
+
+    def now(self) -> dt.datetime:
+        """The run's clock: the last delivered `at`."""
+        if self.loop.gone:
+            raise Gone
+        return _moment(self.loop.clock)
+
+    def rng(self) -> random.Random:
+        """A new generator, seeded by the run, the task's scope and a count in it."""
+        return random.Random(int.from_bytes(self._chance("~rng")))
+
+    def uuid4(self) -> uuid.UUID:
+        """A UUID that is the same in every replay."""
+        return uuid.UUID(bytes=self._chance("~uuid4")[:16], version=4)
+
+    def _chance(self, what: str) -> bytes:
+        if self.loop.gone:
+            raise Gone
+        key = self.loop.scope().key(what)
+        return hashlib.sha256(f"{self.seed}:{key}".encode()).digest()
+
+    # ------------------------------------------------------------------ states
+
+    def hold(self, reason: str) -> None:
+        """The run cannot go on: nothing more of it runs, and the reason is for a person."""
+        if self.hold_reason is None and not self.loop.gone:
+            self.hold_reason = reason
+            self.loop.stopped = True
+
+    def hold_spinning(self, callbacks: int) -> None:
+        """One drain needed too many callbacks."""
+        self.hold(f"the run made {callbacks:,} callbacks without waiting for anything: {self._stacks()}")
+
+    def hold_from_outside(self, reason: str) -> None:
+        """Called from a foreign thread."""
+        if self.loop.gone:
+            return
+        self.hold(reason)
+        if self._on_outside is not None:
+            self._on_outside()
+
+    def escaped(self, error: BaseException) -> None:
+        """SystemExit and its like end the run, not the worker."""
+        if self._fatal is None:
+            self._fatal = error
+            if self._root is not None and not self._root.done():
+                self._root.cancel()
+
+    def _is_stuck(self) -> bool:
+        if self.loop.next_timer() is not None:
+            return False
+        return not any(not call.abandoned for call in self.open.values())
+
+    def _stacks(self) -> str:
+        lines = [text for task in self.loop.tasks if not task.done() for text in [_stack(task)] if text]
+        return "; ".join(lines[:5]) or "no task of it is alive"
+
+    # ------------------------------------------------------------------ the end of the function
+
+    def _function_ended(self, root: asyncio.Task[Any]) -> None:
+        loop = self.loop
+        if self._live_tasks() or any(getattr(g, "ag_frame", None) is not None for g in loop.generators):
+            task = loop.add_task(self._end(), Scope(None, "~end/"), name="end", context=contextvars.Context())
+            task.add_done_callback(lambda _: self._settle())
+        else:
+            self._settle()
+
+    def _live_tasks(self) -> list[RunTask]:
+        current = asyncio.current_task(self.loop)
+        return [t for t in self.loop.tasks if not t.done() and t is not current]
+
+    async def _end(self) -> None:
+        """Cancel and await the other tasks, then close async generators in order of first use; both may run steps."""
+        while True:
+            live = self._live_tasks()
+            for task in live:
+                task.cancel()
+            if live:
+                await asyncio.wait(live)
+                continue
+            generators = [g for g in self.loop.generators if getattr(g, "ag_frame", None) is not None]
+            if not generators:
+                return
+            try:
+                await generators[0].aclose()
+            except Exception as error:
+                self.loop.call_exception_handler({"message": f"exception while closing {generators[0]!r}", "exception": error})
+                self.loop.generators.remove(generators[0])
+
+    def _settle(self) -> None:
+        root = self._root
+        assert root is not None and root.done()
+        error: BaseException | None = self._fatal
+        if error is None:
+            error = asyncio.CancelledError("the workflow cancelled itself") if root.cancelled() else root.exception()
+        if error is None:
+            try:
+                self.ended = Ended(self.info.encode_result(root.result())[0], None)
+            except NotJournalable as refused:
+                error = refused
+        elif not root.cancelled():
+            root.exception()
+        if error is not None:
+            self.ended = Ended(None, encode_error(error))
+        self.loop.stopped = True
+
+    # ------------------------------------------------------------------ leaving memory
+
+    def leave(self) -> None:
+        """Leave memory. Coroutines are closed newest first, on their own loop and in their own context, each until it has
+        ended; nothing they do comes out (DESIGN 4, Leaving memory)."""
+        loop = self.loop
+        if loop.gone:
+            return
+        loop.gone = True
+        previous = events._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        events._set_running_loop(loop)
+        sys.set_asyncgen_hooks(lambda _: None, lambda _: None)
+        try:
+            for task in reversed(loop.tasks):
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    if not task.own_context.run(_close, task.get_coro()):
+                        _NEVER_ENDED.append(task)
+            for generator in loop.generators:
+                if getattr(generator, "ag_frame", None) is not None:
+                    _close_generator(generator)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(previous)
+            loop.ready.clear()
+            loop.timers.clear()
+            loop.generators.clear()
+            loop.tasks.clear()
+            self.open.clear()
+            self._commands.clear()
+
+
+def current_execution() -> Execution | None:
+    """The execution whose code runs now, or None outside of a run."""
+    loop = events._get_running_loop()
+    return loop.execution if type(loop) is RunLoop else None  # type: ignore[return-value]
+
+
+def _step_name(function: Callable[..., Any], info: FunctionInfo, policy: Policy | None) -> str:
+    if policy is not None and policy.name is not None:
+        return policy.name  # checked where it was declared
+    if info.name is None:
+        raise ConfigurationError(f"{function!r} has no name of its own: step.options(name=...)(...) gives it one")
+    name = _CHECKED.get(info.name)
+    if name is None:
+        name = check_name(info.name, "step")
+        if len(_CHECKED) < 10_000:
+            _CHECKED[info.name] = name
+    return name
+
+
+_CHECKED: dict[str, str] = {}
+
+
+def _close(coroutine: Any) -> bool:
+    for _ in range(_CLOSES_MAX):
+        try:
+            coroutine.close()
+        except BaseException:  # noqa: S112 - whatever a gone execution's code raises counts for nothing
+            continue
+        return True
+    return False
+
+
+def _close_generator(generator: Any) -> None:
+    for _ in range(_CLOSES_MAX):
+        try:
+            generator.aclose().send(None)
+        except StopIteration:
+            return
+        except BaseException:
+            continue
+
+
+def _moment(microseconds: int) -> dt.datetime:
+    return EPOCH + dt.timedelta(microseconds=microseconds)
+
+
+def _head(text: str | None, length: int = 200) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
+
+
+def _stack(task: asyncio.Task[Any]) -> str:
+    """The innermost lines of user code that a task waits at: `a.py:3 in pay < a.py:9 in main`."""
+    lines: list[str] = []
+    awaited: Any = task.get_coro()
+    for _ in range(100):
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is None:
+            break
+        code: CodeType = frame.f_code
+        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    lines.reverse()
+    return " < ".join(lines[:6])

@@ -1,0 +1,152 @@
+"""What a workflow asks for: a call of a step, as a value, and the awaitable that stands for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from replaykit.replay.signature import BoundInput, FunctionInfo
+
+__all__ = ["POLICY_ATTRIBUTE", "CallStep", "CancelStep", "Command", "Pending", "Policy"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+POLICY_ATTRIBUTE: Final = "__replaykit_policy__"
+"""Where `@step.policy(...)` leaves its policy; the function stays plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a step is to be treated: declared on the function, overridden for one call."""
+
+    name: str | None = None
+    key: str | None = None
+
+    def over(self, other: Policy | None) -> Policy:
+        """These options, completed by those of `other`."""
+        if other is None:
+            return self
+        return Policy(name=self.name or other.name, key=self.key or other.key)
+
+
+class CallStep:
+    """Command: call this step. Also the execution's record of the request until its entry comes."""
+
+    __slots__ = ("abandoned", "context", "function", "future", "info", "input", "key", "line", "name", "number", "policy")
+
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        function: Callable[..., Any],
+        info: FunctionInfo,
+        input: BoundInput,
+        policy: Policy | None,
+        line: tuple[str, int],
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.function = function
+        self.info = info
+        self.input = input
+        self.policy = policy
+        self.line = line
+        self.abandoned = False
+        self.number = 0
+        self.context: contextvars.Context | None = None
+        self.future: asyncio.Future[Any] | None = None
+
+    @property
+    def where(self) -> str:
+        """The line of user code that called the step: `file:line`."""
+        return f"{self.line[0]}:{self.line[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStep:
+    """Command: the code has given this request up."""
+
+    key: str
+
+
+Command = CallStep | CancelStep
+
+
+class Asker(Protocol):
+    """The execution, as an awaitable sees it."""
+
+    def request(self, call: CallStep) -> asyncio.Future[Any]:
+        """The call is awaited for the first time."""
+
+    def abandon(self, call: CallStep) -> None:
+        """The await was cancelled."""
+
+    def dropped(self, call: CallStep) -> None:
+        """The call was never awaited."""
+
+
+class Pending(Coroutine[Any, Any, T_co]):
+    """What `step(...)` returns: its key is taken, its arguments are encoded; awaited, it asks for the step.
+
+    A coroutine class of our own, covariant in the result, so that `gather(step(f), step(g))` is typed, and with a fixed
+    hash, so that sets of them iterate alike.
+    """
+
+    __slots__ = ("__weakref__", "_asker", "_call", "_generator", "_hash")
+
+    def __init__(self, asker: Asker, call: CallStep, hash_: int) -> None:
+        self._asker = asker
+        self._call = call
+        self._hash = hash_
+        self._generator: Generator[Any, Any, Any] | None = None
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        if self._generator is not None:
+            raise RuntimeError(f"cannot await {self!r} twice")
+        self._generator = generator = self._ask()
+        return generator
+
+    def _ask(self) -> Generator[Any, Any, Any]:
+        call = self._call
+        future = self._asker.request(call)
+        try:
+            return (yield from future)
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._asker.abandon(call)
+            raise
+
+    def send(self, value: Any, /) -> Any:
+        if self._generator is None:
+            self._generator = self._ask()
+        return self._generator.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
+        if self._generator is None:
+            self._generator = self._ask()
+        if val is None and tb is None:
+            return self._generator.throw(typ)
+        return self._generator.throw(typ, val, tb)
+
+    def close(self) -> None:
+        if self._generator is None:
+            self._generator = self._ask()
+        self._generator.close()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __repr__(self) -> str:
+        return f"<step {self._call.key} called at {self._call.where}>"
+
+    def __del__(self) -> None:
+        if self._generator is None:
+            self._asker.dropped(self._call)
+
+
