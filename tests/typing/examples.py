@@ -1,0 +1,155 @@
+"""What a user writes, and the types both checkers must see in it. Checked by test_typing.py, never run."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from replaykit import (
+    Client,
+    Handle,
+    RunFailed,
+    RunHeld,
+    RunInfo,
+    StepInfo,
+    Worker,
+    Workflow,
+    now,
+    rng,
+    sleep,
+    step,
+    uuid4,
+    workflow,
+)
+
+
+@dataclass
+class Receipt:
+    id: str
+
+
+async def charge(card: str, cents: int = 5, *, note: str = "") -> Receipt:
+    info = step.current()
+    assert_type(info, StepInfo)
+    assert_type(info.run_id, uuid.UUID)
+    assert_type(info.key, str)
+    assert_type(info.attempt, int)
+    assert_type(info.idempotency_key, str)
+    return Receipt(f"{card} {cents} {note}")
+
+
+def score(value: int) -> float:
+    return value / 2
+
+
+async def search(query: dict[str, Any]) -> list[Any]:
+    return [query]
+
+
+async def nothing() -> None:
+    pass
+
+
+@step.policy(name="mail")
+async def send_mail(to: str) -> int:
+    return len(to)
+
+
+@step.policy(name="count")
+def count_words(text: str) -> int:
+    return len(text.split())
+
+
+class Shop:
+    async def reserve(self, number: int) -> bool:
+        return number > 0
+
+
+TOOLS: dict[str, Callable[..., Coroutine[Any, Any, str]]] = {}
+tool: Callable[..., Awaitable[str]] = TOOLS["x"]
+
+
+@workflow
+async def checkout(order: str, count: int = 1) -> Receipt:
+    """Steps: async, sync, methods, functions in a table; what asyncio makes of them keeps its type."""
+    assert_type(await step(charge, order, 5, note="x"), Receipt)
+    assert_type(await step(charge, card=order), Receipt)
+    assert_type(await step(score, 3), float)
+    assert_type(await step(search, {"a": 1}), list[Any])
+    assert_type(await step(Shop().reserve, 1), bool)
+    assert_type(await step(TOOLS["x"], anything=1), str)
+    assert_type(await step(send_mail, "ann"), int)
+    assert_type(await step(count_words, "a b"), int)
+    assert_type(await step.options(name="first", key="once")(charge, order), Receipt)
+    assert_type(await step.options(name="half")(score, count), float)
+
+    receipt, half = await asyncio.gather(step(charge, order), step(score, 1))
+    assert_type(receipt, Receipt)
+    assert_type(half, float)
+    assert_type(await asyncio.gather(*(step(score, number) for number in range(3))), list[float])
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(step(charge, order))
+    assert_type(task.result(), Receipt)
+    done, _ = await asyncio.wait([asyncio.create_task(step(score, 1))], return_when=asyncio.FIRST_COMPLETED)
+    assert_type(done.pop().result(), float)
+    assert_type(await asyncio.wait_for(step(score, 1), 3), float)
+    await step(nothing)
+    return receipt
+
+
+@workflow(name="nightly")
+async def nightly(day: dt.date) -> int:
+    """Time and chance, and a workflow called inline."""
+    await sleep(3)
+    await sleep(dt.timedelta(days=1))
+    await sleep(now() + dt.timedelta(hours=1))
+    assert_type(now(), dt.datetime)
+    assert_type(rng(), random.Random)
+    assert_type(uuid4(), uuid.UUID)
+    assert_type(await checkout("order", count=2), Receipt)
+    return day.day
+
+
+assert_type(nightly.name, str)
+plain: Callable[[dt.date], Coroutine[Any, Any, int]] = nightly.fn
+
+
+async def plain_call() -> None:
+    """A function with a policy stays the function it was."""
+    assert_type(await send_mail("ann"), int)
+    assert_type(count_words("a b"), int)
+
+
+async def start_and_wait(client: Client) -> None:
+    handle = await client.start(checkout, "order", count=2)
+    assert_type(handle, Handle[Receipt])
+    assert_type(handle.created, bool)
+    assert_type(handle.id, uuid.UUID)
+    assert_type(await handle.result(), Receipt)
+    assert_type(await handle.result(timeout=dt.timedelta(seconds=5)), Receipt)
+    assert_type(await handle.info(), RunInfo)
+
+    keyed = client.options(key="order-42", queue="slow", priority=5)
+    assert_type(keyed, Client)
+    assert_type(await keyed.start(nightly, dt.date(2030, 1, 1)), Handle[int])
+    assert_type(await client.start("checkout", "order", count=2), Handle[Any])
+    assert_type(await client.handle("order-42", checkout).result(), Receipt)
+    assert_type(client.handle(handle.id), Handle[Any])
+    try:
+        await handle.result(timeout=1)
+    except RunFailed as error:
+        assert_type(error.type, str)
+    except RunHeld as error:
+        assert_type(error.reason, str)
+
+
+async def serve() -> None:
+    async with Client() as client, Worker(client, workflows=[checkout, nightly]):
+        started: Workflow[[dt.date], int] = nightly
+        await client.start(started, dt.date(2030, 1, 1))
+    await Worker("postgresql://localhost/app", workflows=[checkout], queues=["slow"], concurrency=10).run()
