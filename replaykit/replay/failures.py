@@ -1,0 +1,269 @@
+"""Exceptions to JSON text and back (DESIGN 7).
+
+An exception whose class is loaded in the worker is rebuilt without running its author's `__init__` or `__new__`: the
+nearest builtin base makes the object, then `args` and attributes are set. What can't be journaled is left out and named in
+a note; the traceback of the body comes back as a note. Everything else becomes `StepFailed`. The first run gets the rebuilt
+one too, so that `except` clauses see the same twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from types import TracebackType
+from typing import Any, Final
+
+from replaykit.errors import NotJournalable, StepFailed
+from replaykit.replay.codec import class_named, name_of, tagged
+
+__all__ = ["decode_error", "encode_error", "error_summary"]
+
+_MESSAGE_CHARS_MAX: Final = 64 * 1024  # a message is for people and `except` clauses, a payload is not
+_TRACEBACK_CHARS_MAX: Final = 16 * 1024  # its head and tail: enough for both ends of a deep one
+_NOTES_MAX: Final = 50
+_NOTE_CHARS_MAX: Final = 20 * 1024
+_CAUSES_MAX: Final = 3  # the chain is for reading: three links say where it began
+_MEMBERS_MAX: Final = 100  # of an exception group
+_DEPTH_MAX: Final = 20  # groups in groups
+
+_STDLIB: Final = traceback.__file__.rpartition("/")[0] + "/"
+_OURS: Final = __file__.rpartition("/replay/")[0] + "/"
+_REMOTE: Final = "Traceback of the step's body:\n"
+_LEFT_OUT: Final = "replaykit: not recorded: "
+
+# Control flow of the interpreter and of asyncio: raised again inside a run they would end the worker or the task.
+_CONTROL: Final = (asyncio.CancelledError, StopIteration, StopAsyncIteration)
+
+# What builtin classes keep outside of `__dict__` and `args`.
+_BUILTIN_ATTRIBUTES: Final[tuple[tuple[type[BaseException], tuple[str, ...]], ...]] = (
+    (ImportError, ("name", "path")),
+    (AttributeError, ("name",)),
+    (NameError, ("name",)),
+    (OSError, ("errno", "strerror", "filename", "filename2")),
+)
+
+
+def encode_error(error: BaseException) -> str:
+    """JSON text of an exception. Never raises: what can't be read of it is left out.
+
+    The object has `type`, `message`, `line` (the innermost line of user code), `traceback`, and where there are any
+    `args`, `attributes`, `notes`, `left_out`, `cause`, `members`.
+    """
+    try:
+        return _dump(_describe(error, 0, _CAUSES_MAX))
+    except Exception as defect:  # RecursionError, MemoryError, an attribute that raises: the entry is owed all the same
+        return _dump({"type": _type(error), "message": _message(error), "left_out": [f"everything else: {type(defect).__name__}"]})
+
+
+def decode_error(text: str) -> BaseException:
+    """A fresh exception from its recorded text: of its own class, or `StepFailed`. Never raises."""
+    try:
+        found = json.loads(_unmark(text))
+        return _rebuild(found, 0)
+    except Exception as defect:
+        kind, message, _ = error_summary(text)
+        failed = StepFailed(message, kind)
+        failed.add_note(f"{_LEFT_OUT}the record could not be read: {type(defect).__name__}")
+        return failed
+
+
+def error_summary(text: str) -> tuple[str, str, str]:
+    """`(type, message, line)` of a recorded error, for people; `line` is empty when it is not known. Never raises."""
+    try:
+        found = json.loads(_unmark(text))
+        return str(found.get("type", "Exception")), str(found.get("message", "")), str(found.get("line", ""))
+    except Exception:
+        return "Exception", text[:200], ""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _describe(error: BaseException, depth: int, causes: int) -> dict[str, Any]:
+    left_out: list[str] = []
+    message = _message(error)
+    found: dict[str, Any] = {"type": _type(error), "message": message, "line": _user_line(error.__traceback__)}
+    is_group = isinstance(error, BaseExceptionGroup)
+    found["args"] = _encode_args(error.args[:1] if is_group else error.args, message, left_out)
+    attributes = _attributes(error, left_out)
+    if attributes:
+        found["attributes"] = attributes
+    notes = [str(note)[:_NOTE_CHARS_MAX] for note in list(getattr(error, "__notes__", None) or ())[:_NOTES_MAX]]
+    if notes:
+        found["notes"] = notes
+    if isinstance(error, BaseExceptionGroup):
+        if depth < _DEPTH_MAX:
+            found["members"] = [_describe(member, depth + 1, causes) for member in error.exceptions[:_MEMBERS_MAX]]
+        if depth >= _DEPTH_MAX or len(error.exceptions) > _MEMBERS_MAX:
+            left_out.append("members")
+    cause = error.__cause__
+    if cause is not None and causes > 0:
+        found["cause"] = _describe(cause, depth, causes - 1)
+    trace = _traceback(error)
+    if trace:
+        found["traceback"] = trace
+    if left_out:
+        found["left_out"] = left_out
+    return found
+
+
+def _type(error: BaseException) -> str:
+    if isinstance(error, StepFailed):
+        return str(error.type)  # it stands for the class it names, also when it is recorded again
+    return name_of(type(error))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception:
+        return "<no message: __str__ raised>"
+    return message if len(message) <= _MESSAGE_CHARS_MAX else message[:_MESSAGE_CHARS_MAX] + "…"
+
+
+def _encode_args(args: tuple[Any, ...], message: str, left_out: list[str]) -> list[Any]:
+    encoded = []
+    for n, arg in enumerate(args):
+        text = _try_encode(arg)
+        if text is None:
+            left_out.append(f"args[{n}] ({name_of(type(arg))})")
+            # a lone argument is what str(error) prints: its text stands for it
+            text = _try_encode(message if len(args) == 1 else f"<{name_of(type(arg))}>") or '""'
+        encoded.append(json.loads(text))
+    return encoded
+
+
+def _attributes(error: BaseException, left_out: list[str]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for cls in type(error).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(error, name):
+                named[name] = getattr(error, name)
+    for builtin, names in _BUILTIN_ATTRIBUTES:
+        if isinstance(error, builtin):
+            named.update((name, value) for name in names if (value := getattr(error, name, None)) is not None)
+    named.update((name, value) for name, value in vars(error).items() if name != "__notes__")
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        text = _try_encode(value)
+        if text is None:
+            left_out.append(f".{name} ({name_of(type(value))})")
+        else:
+            found[name] = json.loads(text)
+    return found
+
+
+def _try_encode(value: Any) -> str | None:
+    """The tagged text of a value that comes back equal, else None."""
+    try:
+        return tagged.encode_checked(value)[0]
+    except NotJournalable:
+        return None
+
+
+def _user_line(trace: TracebackType | None) -> str:
+    """`file:line` of the innermost frame in user code; of the innermost frame at all when none is."""
+    line = innermost = ""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        innermost = f"{path}:{trace.tb_lineno}"
+        if not _foreign(path):
+            line = innermost
+        trace = trace.tb_next
+    return line or innermost
+
+
+def _foreign(path: str) -> bool:
+    return path.startswith((_STDLIB, _OURS, "<")) or "/site-packages/" in path or "/dist-packages/" in path
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback from the first frame that is not ours, its middle cut out when it is long."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS) and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    text = "".join(traceback.format_tb(trace))
+    if len(text) > _TRACEBACK_CHARS_MAX:
+        half = _TRACEBACK_CHARS_MAX // 2
+        text = f"{text[:half]}\n  … {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return text
+
+
+def _dump(found: dict[str, Any]) -> str:
+    return tagged.escape(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+
+
+def _unmark(text: str) -> str:
+    return tagged.unescape(text)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _rebuild(found: dict[str, Any], depth: int) -> BaseException:
+    members = [_rebuild(member, depth + 1) for member in found.get("members", ())]
+    error = _rebuild_class(found, members) or _step_failed(found, members)
+    for note in found.get("notes", ()):
+        error.add_note(note)
+    left_out = found.get("left_out")
+    if left_out:
+        error.add_note(_LEFT_OUT + ", ".join(left_out))
+    trace = found.get("traceback")
+    if trace:
+        error.add_note(_REMOTE + trace)
+    if "cause" in found:
+        error.__cause__ = _rebuild(found["cause"], depth)
+    return error
+
+
+def _step_failed(found: dict[str, Any], members: list[BaseException]) -> BaseException:
+    kind, message = str(found["type"]), str(found["message"])
+    if members:
+        group = ExceptionGroup(str(found["args"][0]) if found.get("args") else message, members)  # type: ignore[type-var]
+        group.add_note(f"replaykit: recorded as {kind}")
+        return group
+    return StepFailed(message, kind)
+
+
+def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseException | None:
+    """The exception of its own class, or None when that can't be done."""
+    cls = class_named(found["type"])
+    if cls is None or not issubclass(cls, Exception) or issubclass(cls, _CONTROL):
+        return None  # SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError are no Exceptions
+    try:
+        args = tuple(tagged.revive(arg) for arg in found.get("args", ()))
+        attributes = {name: tagged.revive(value) for name, value in found.get("attributes", {}).items()}
+        error = _make(cls, args, attributes, members)
+        for name, value in attributes.items():
+            _set(error, name, value)
+        return error if type(error) is cls else None
+    except Exception:
+        return None
+
+
+def _make(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any], members: list[BaseException]) -> Exception:
+    base: Any = next(b for b in cls.__mro__ if b.__module__ == "builtins")
+    if issubclass(cls, ExceptionGroup):
+        made: Exception = base.__new__(cls, args[0], members)
+        return made
+    full = args
+    if issubclass(cls, OSError) and len(args) == 2 and "filename" in attributes:  # OSError cuts its args to two
+        full = (*args, attributes.pop("filename"))
+        if "filename2" in attributes:
+            full = (*full, None, attributes.pop("filename2"))
+    error: Exception = base.__new__(cls, *full)
+    if base is not Exception:
+        base.__init__(error, *full)  # a builtin base may keep more than args: UnicodeDecodeError, SyntaxError
+    error.args = args
+    return error
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    try:
+        object.__setattr__(error, name, value)
+    except AttributeError:
+        error.__dict__[name] = value  # a property of that name stands in the way
