@@ -18,7 +18,6 @@ delivered before newly requested commands are carried out.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.keys import idempotency_key
 from replaykit.replay.requests import CallStep, CancelStep, Command
-from replaykit.replay.signature import FunctionInfo
+from replaykit.replay.signature import FunctionInfo, shorten_input
 
 __all__ = ["Action", "BodyOutcome", "CancelBody", "Driver", "Phase", "StartBody", "error_outcome", "result_outcome"]
 
@@ -354,7 +353,7 @@ class Driver:
             outcome.outcome,
             self._now,
             1,
-            self._recorded_input(call),
+            shorten_input(call.input, self._input_bytes_max),
             outcome.output,
             outcome.error,
             call.input.digest,
@@ -409,12 +408,3 @@ class Driver:
             elif command.key not in self.in_flight:
                 self.in_flight[command.key] = command
                 self._actions.append(StartBody(command))
-
-    def _recorded_input(self, call: CallStep) -> str:
-        text = call.input.text
-        if len(text) * 4 <= self._input_bytes_max:
-            return text
-        size = len(text.encode())
-        if size <= self._input_bytes_max:
-            return text
-        return json.dumps({"~digest": call.input.digest, "~bytes": size, "~head": text[:200]})

@@ -139,7 +139,8 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class ClaimedRun:
-    """A run as a claim hands it over. `entries` may be only the head of the journal: `last_seq` says how long it is."""
+    """A run as a claim hands it over. `entries` may be only the head of the journal: `last_seq` says how long it is
+    (None: read on until its end)."""
 
     id: UUID
     token: UUID
@@ -150,7 +151,7 @@ class ClaimedRun:
     started_at: int
     wakes: int
     floor: int  # the run's clock is never below this: the due time it was claimed for
-    last_seq: int = 0
+    last_seq: int | None = 0
     recoveries: int = 0
     key: str | None = None
     queue: str = "default"

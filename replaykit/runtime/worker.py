@@ -1,0 +1,521 @@
+"""`Worker`: claims runs, executes them, hands them back.
+
+    async with Worker(client, workflows=[checkout]):     in the background; drains at the end, no signal handlers
+    await Worker(dsn, workflows=[checkout]).run()        until SIGTERM or SIGINT
+
+`replaykit worker` runs one of these in each of its child processes. There a sync body can be kept from overlapping its next
+attempt, because the process ends with it; in someone else's process nothing can end a thread, and the docs say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import platform
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Self
+
+import structlog
+
+from replaykit.about import __version__
+from replaykit.errors import ConfigurationError
+from replaykit.limits import (
+    BACKLOG_BYTES_MAX,
+    CLAIM_RUNS_MAX,
+    PAGE_ENTRIES,
+    REAP_RUNS_MAX,
+    WORKER_ROWS_KEEP_SECONDS,
+    Settings,
+)
+from replaykit.postgres import journal, leases, runs
+from replaykit.postgres.database import Connection, Database, is_transient
+from replaykit.postgres.schema import Bound, done_channel, work_channel
+from replaykit.replay.calls import Workflow
+from replaykit.replay.driver import Phase
+from replaykit.replay.entries import ClaimedRun, Entry
+from replaykit.runtime.client import Client
+from replaykit.runtime.clock import DatabaseClock
+from replaykit.runtime.executor import Executor, Shop
+from replaykit.runtime.heartbeat import Heartbeat
+from replaykit.runtime.target import Target
+from replaykit.runtime.writer import Writer
+
+__all__ = ["Lifespan", "Worker"]
+
+log = structlog.get_logger("replaykit")
+
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+
+_TICK_SECONDS: Final = 0.05  # between two signs of the loop's life, and two looks at what was postponed
+_HINT_SECONDS: Final = 0.02  # between two hints that runs have ended: each is a commit
+_RECOVER_SECONDS: Final = 0.25  # before another try after the database was lost
+
+
+class Worker:
+    """Executes runs of these workflows.
+
+    Args:
+        client_or_dsn: where; a `Client`, a URL, or None for the environment's database or the embedded one.
+        workflows: what it executes. Two of one name are refused, naming both modules.
+        queues: which runs it takes, most wanted queue first.
+        concurrency: runs in memory at once; None: the setting's 1,000.
+        lifespan: an async context manager without arguments, entered before the first claim; what it yields is
+            `step.current().resources`.
+        settings: leases, limits and times.
+        worker_id: this incarnation's id (a supervisor chooses it); None: a new one.
+        supervised: the process may be ended with the lease; False in someone else's process.
+        poll_only: use no LISTEN.
+
+    Raises:
+        ConfigurationError: no workflow, or two of one name.
+    """
+
+    def __init__(
+        self,
+        client_or_dsn: Client | str | None = None,
+        *,
+        workflows: Sequence[Workflow[..., Any]],
+        queues: Sequence[str] = ("default",),
+        concurrency: int | None = None,
+        lifespan: Lifespan | None = None,
+        settings: Settings | None = None,
+        schema: str = "replaykit",
+        worker_id: uuid.UUID | None = None,
+        supervised: bool = False,
+        poll_only: bool = False,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.workflows = _by_name(workflows)
+        self.queues = tuple(queues)
+        self.concurrency = concurrency or self.settings.concurrency
+        self.worker_id = worker_id or uuid.uuid4()
+        self.draining = False
+        self._client, self._target = _resolve(client_or_dsn, schema)
+        self._lifespan = lifespan
+        self._supervised = supervised
+        self._poll_only = poll_only
+        self._stack: contextlib.AsyncExitStack | None = None
+        self._executors: dict[uuid.UUID, Executor] = {}
+        self._work = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._more = False  # the last claim was full: more is likely there
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = 0
+
+    # ------------------------------------------------------------------ public
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT, then drain."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            async with self:
+                await stop.wait()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def start(self) -> None:
+        """Open connections, enter the lifespan, take the lease, begin to claim.
+
+        Raises:
+            DatabaseUnreachable, SchemaMismatch: the database cannot be used.
+        """
+        stack = contextlib.AsyncExitStack()
+        try:
+            await self._open(stack)
+        except BaseException:
+            await stack.aclose()
+            raise
+        self._stack = stack
+        log.info("worker_started", worker=str(self.worker_id), workflows=sorted(self.workflows), queues=list(self.queues))
+
+    async def stop(self, grace_seconds: float | None = None) -> None:
+        """Drain: claim nothing, let bodies finish for the grace period, hand every run back.
+
+        Runs whose sync body has not ended by then are handed back last of all, by `hand_back_rest` or at this call's end.
+        """
+        if self._stack is None:
+            return
+        grace = self.settings.grace_seconds if grace_seconds is None else grace_seconds
+        self._begin_drain()
+        await self._until_quiet(grace)
+        for executor in list(self._executors.values()):
+            executor.stop_bodies()
+        await self._until_quiet(1.0, async_only=True)
+        await self._flush(2.0)
+        await self._close(hand_back=True)
+
+    async def abandon(self) -> None:
+        """The parent is gone: cancel async bodies, write what has ended, hand back, within 2 seconds.
+
+        With a sync body alive nothing more is handed back: the lease has to run out, because the body may still act.
+        """
+        if self._stack is None:
+            return
+        self._begin_drain()
+        for executor in list(self._executors.values()):
+            executor.stop_bodies()
+        await self._until_quiet(0.7, async_only=True)
+        await self._flush(0.7)
+        await self._close(hand_back=not self._shop.threads_alive)
+
+    @property
+    def bodies(self) -> int:
+        """Bodies of steps that are running in this process."""
+        alive = sum(len(executor.bodies) for executor in self._executors.values())
+        return alive + sum(1 for body in self._shop.threads_alive.values() if body.given_up)
+
+    # ------------------------------------------------------------------ opening and closing
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        dsn = await asyncio.to_thread(self._target.open)
+        self._database = Database(dsn, self._target.schema, name="worker")
+        await self._database.check()
+        if self._client is None:
+            self._client = Client(dsn, self._target.schema)
+            stack.push_async_callback(self._client.aclose)
+        resources = await stack.enter_async_context(self._lifespan()) if self._lifespan is not None else None
+        self._clock = DatabaseClock()
+        self._claims: Connection | None = None
+        self._others: Connection | None = None
+        self._others_free = asyncio.Lock()
+        self._ended_hint = asyncio.Event()
+        writer = Writer(self._database)
+        self._writer = writer
+        threads = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="replaykit-step")
+        self._shop = Shop(
+            settings=self.settings,
+            clock=self._clock,
+            put=writer.put,
+            journals=self,
+            threads=threads,
+            new_id=uuid.uuid4,
+            valid=self._valid,
+            congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
+            left=self._left,
+            resources=resources,
+            client=self._client,
+        )
+        await self._take_lease()
+        await writer.start()
+        loops = [self._tick_loop, self._claim_loop, self._reap_loop]
+        if not self._poll_only:
+            loops += [self._listen_loop, self._hint_loop]
+        self._tasks = [asyncio.create_task(loop(), name=f"replaykit{loop.__name__}") for loop in loops]
+
+    async def _take_lease(self) -> None:
+        host = asyncio.get_running_loop()
+        self._heartbeat = Heartbeat(
+            self._database,
+            self.worker_id,
+            settings=self.settings,
+            clock=self._clock,
+            register=self._register(),
+            snapshot=self._snapshot,
+            on_lost=lambda: host.call_soon_threadsafe(self._lease_lost),
+            exit_on_expiry=self._supervised,
+            busy=lambda: self.bodies > 0,
+        )
+        await asyncio.to_thread(self._heartbeat.start)
+
+    def _register(self) -> dict[str, Any]:
+        return {
+            "hostname": socket.gethostname(),
+            "pid": os.getpid(),
+            "lease_seconds": self.settings.lease_seconds,
+            "queues": list(self.queues),
+            "workflows": {name: w.info.schema() for name, w in self.workflows.items()},
+            "version": __version__,
+            "python": platform.python_version(),
+        }
+
+    def _begin_drain(self) -> None:
+        self.draining = True
+        self._work.set()
+        for executor in list(self._executors.values()):
+            executor.drain()
+
+    async def _until_quiet(self, seconds: float, *, async_only: bool = False) -> None:
+        """Wait until no run is in memory (or none that could leave), at most that long."""
+        end = time.monotonic() + seconds
+        while self._executors:
+            if async_only and all(all(not b.is_async for b in e.bodies.values()) and e.bodies for e in self._executors.values()):
+                return
+            self._quiet.clear()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), min(left, _TICK_SECONDS))
+
+    async def _flush(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writer.drained(), seconds)
+
+    async def _close(self, *, hand_back: bool) -> None:
+        stack, self._stack = self._stack, None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._writer.close()
+        # The lease's row is closed last: until then nobody else may take what is still in this process.
+        if hand_back and self._heartbeat.valid():
+            try:
+                await self._ask(leases.release_worker(self.worker_id, recovered=False))
+                await self._ask(leases.stop_worker(self.worker_id))
+            except Exception as error:
+                log.warning("release_failed", worker=str(self.worker_id), error=str(error))
+        await asyncio.to_thread(self._heartbeat.stop)
+        for executor in list(self._executors.values()):
+            executor.drop()
+        for connection in (self._claims, self._others):
+            if connection is not None:
+                await connection.close()
+        self._shop.threads.shutdown(wait=False, cancel_futures=True)
+        if stack is not None:
+            await stack.aclose()
+        log.info("worker_stopped", worker=str(self.worker_id), runs_ended=self._shop.ended_runs)
+
+    # ------------------------------------------------------------------ the lease
+
+    def _valid(self) -> bool:
+        return self._heartbeat.valid()
+
+    def _snapshot(self) -> tuple[Any, Any]:
+        """In a thread: bodies older than one heartbeat, and how the process is."""
+        now = self._clock.now()
+        old = now - int(self.settings.heartbeat * 1_000_000)
+        in_flight = [
+            {"run_id": str(executor.run.id), "key": body.call.key, "attempt": body.attempt, "since": body.started_at}
+            for executor in list(self._executors.values())
+            for body in list(executor.bodies.values())
+            if body.started_at < old
+        ]
+        health = {
+            "runs": len(self._executors),
+            "bodies": self.bodies,
+            "runs_ended": self._shop.ended_runs,
+            "backlog_bytes": self._writer.backlog_bytes,
+            "draining": self.draining,
+        }
+        return in_flight, health
+
+    def _lease_lost(self) -> None:
+        """Someone took our runs: forget them, and begin anew under another id."""
+        log.warning("lease_lost_runs_dropped", worker=str(self.worker_id), runs=len(self._executors))
+        for executor in list(self._executors.values()):
+            executor.drop()
+        if not self.draining:
+            self._tasks.append(asyncio.create_task(self._begin_anew(), name="replaykit_begin_anew"))
+
+    async def _begin_anew(self) -> None:
+        await asyncio.to_thread(self._heartbeat.stop)
+        self.worker_id = uuid.uuid4()
+        while not self.draining:
+            try:
+                await self._take_lease()
+            except Exception as error:
+                log.warning("lease_not_taken", error=str(error))
+                await asyncio.sleep(_RECOVER_SECONDS)
+            else:
+                self._work.set()
+                return
+
+    async def _tick_loop(self) -> None:
+        while True:
+            self._heartbeat.tick()
+            for executor in list(self._executors.values()):
+                if executor.postponed:
+                    asyncio.get_running_loop().call_soon(executor.tick)
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _reap_loop(self) -> None:
+        """Hand back the runs of workers whose lease has ended; forget old rows."""
+        while True:
+            await asyncio.sleep(self.settings.heartbeat)
+            if not self._heartbeat.may_reap():
+                continue
+            with contextlib.suppress(Exception):
+                reaped = leases.parse_reaped(await self._ask(leases.reap_expired(REAP_RUNS_MAX)))
+                if reaped.workers or reaped.runs:
+                    log.warning("workers_reaped", workers=reaped.workers, runs_handed_back=reaped.runs)
+                    self._work.set()
+                await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
+
+    async def _hint_loop(self) -> None:
+        """Tell clients that runs have ended: coalesced, outside of the journal's transactions, and only a hint."""
+        while True:
+            await self._ended_hint.wait()
+            self._ended_hint.clear()
+            with contextlib.suppress(Exception):
+                await self._ask(runs.notify(done_channel(self._target.schema)))
+            await asyncio.sleep(_HINT_SECONDS)
+
+    # ------------------------------------------------------------------ claiming
+
+    async def _claim_loop(self) -> None:
+        pause = 0.0
+        while not self.draining:
+            if pause > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._work.wait(), pause)
+            self._work.clear()
+            if self.draining:
+                return
+            try:
+                pause = await self._claim_turn()
+            except Exception as error:
+                if not is_transient(error):
+                    log.error("claim_failed", error=str(error), exc_info=True)
+                else:
+                    log.warning("claim_failed", error=str(error), retrying=True)
+                pause = _RECOVER_SECONDS
+
+    async def _claim_turn(self) -> float:
+        """Wake what is due, take what is free; how many seconds to wait until the next turn."""
+        room = self.concurrency - len(self._executors)
+        self._more = False
+        if room <= 0 or not self._heartbeat.valid() or self._shop.congested():
+            self._more = True
+            return self.settings.poll_seconds
+        connection = self._claims = await self._open_if_closed(self._claims)
+        promoted = runs.parse_promoted(await connection.run(*runs.promote_due(REAP_RUNS_MAX)))
+        self._clock.observe(promoted.now, time.monotonic())
+        taken = 0
+        for queue in self.queues:
+            limit = min(room - taken, CLAIM_RUNS_MAX)
+            if limit <= 0:
+                break
+            claimed = await self._claim(connection, queue, limit)
+            taken += len(claimed)
+            self._more = self._more or len(claimed) == limit
+            for run in claimed:
+                self._admit(run)
+        if self._more or promoted.count >= REAP_RUNS_MAX:
+            return 0.0 if self._has_room() else self.settings.poll_seconds
+        pause = self.settings.poll_seconds
+        if promoted.next_due_at is not None:
+            pause = min(pause, max(0.001, (promoted.next_due_at - promoted.now) / 1_000_000))
+        return pause
+
+    async def _claim(self, connection: Connection, queue: str, limit: int) -> list[ClaimedRun]:
+        token = uuid.uuid4()
+        sent = runs.claim(queue=queue, workflows=list(self.workflows), worker=self.worker_id, token=token, limit=limit)
+        return runs.parse_claim(await connection.run_all(sent), token)
+
+    def _admit(self, run: ClaimedRun) -> None:
+        executor = Executor(self._shop, run, self.workflows[run.workflow])
+        self._executors[run.id] = executor
+        asyncio.get_running_loop().call_soon(executor.begin)
+
+    def _left(self, executor: Executor, phase: Phase) -> None:
+        """A run is no longer in memory here."""
+        if self._executors.get(executor.run.id) is executor:
+            del self._executors[executor.run.id]
+        self._quiet.set()
+        if phase is Phase.OVER:
+            self._ended_hint.set()
+        if self._more and self._has_room():
+            self._work.set()
+
+    def _has_room(self) -> bool:
+        # A full batch's worth, so that a busy worker does not claim one run at a time.
+        room = self.concurrency - len(self._executors)
+        return room >= min(CLAIM_RUNS_MAX, max(1, self.concurrency // 2)) or not self._executors
+
+    async def _listen_loop(self) -> None:
+        """NOTIFY is a hint: it shortens the wait for the next look, and polling does without it."""
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = await self._database.connect()
+                if connection.pooled:
+                    return
+                await connection.listen(work_channel(self._target.schema))
+                while True:
+                    if await connection.wait_notify(30.0):
+                        self._work.set()
+            except Exception:
+                await asyncio.sleep(_RECOVER_SECONDS)
+            finally:
+                if connection is not None:
+                    await connection.close()
+
+    async def _open_if_closed(self, connection: Connection | None) -> Connection:
+        if connection is not None and not connection.closed:
+            return connection
+        if connection is not None:
+            await connection.close()
+        return await self._database.connect()
+
+    async def _ask(self, question: Bound) -> list[tuple[Any, ...]]:
+        """One statement on the connection that all but claims and journals share."""
+        async with self._others_free:
+            self._others = await self._open_if_closed(self._others)
+            return await self._others.run(*question)
+
+    async def _ask_until_answered(self, question: Bound) -> list[tuple[Any, ...]]:
+        while True:
+            try:
+                return await self._ask(question)
+            except Exception as error:
+                if not is_transient(error) or self._stack is None:
+                    raise
+                await asyncio.sleep(_RECOVER_SECONDS)
+
+    # ------------------------------------------------------------------ journals, for executors
+
+    async def page(self, run: ClaimedRun, after_seq: int) -> list[Entry] | None:
+        """The next page of a long journal; empty at its end, None if the lease is another's."""
+        return journal.parse_page(await self._ask_until_answered(journal.read_journal(run.id, run.token, after_seq, PAGE_ENTRIES)))
+
+    async def renew_token(self, run: ClaimedRun) -> ClaimedRun | None:
+        """A new token by a statement of its own: it waits for an attempt in flight and fences a later one."""
+        token = uuid.uuid4()
+        rows = await self._ask_until_answered(runs.renew_token(run.id, run.token, token))
+        if not rows:
+            return None
+        return dataclasses.replace(run, token=token, wakes=rows[0][0], entries=[], last_seq=None)
+
+    async def hold(self, run: ClaimedRun, reason: str) -> None:
+        """Hold the run at once, under its token."""
+        await self._ask_until_answered(runs.hold_run(run.id, run.token, reason))
+
+
+def _by_name(workflows: Sequence[Workflow[..., Any]]) -> dict[str, Workflow[..., Any]]:
+    if not workflows:
+        raise ConfigurationError("a worker without workflows has nothing to do: give it at least one in workflows=[...]")
+    found: dict[str, Workflow[..., Any]] = {}
+    for one in workflows:
+        if not isinstance(one, Workflow):
+            raise ConfigurationError(f"workflows=[...] holds {one!r}, which is no workflow: decorate it with @workflow")
+        other = found.setdefault(one.name, one)
+        if other is not one:
+            raise ConfigurationError(
+                f"two workflows are called {one.name!r}, in {other.module} and in {one.module}: give one another name with @workflow(name=...)"
+            )
+    return found
+
+
+def _resolve(client_or_dsn: Client | str | None, schema: str) -> tuple[Client | None, Target]:
+    if isinstance(client_or_dsn, Client):
+        return client_or_dsn, client_or_dsn.target
+    return None, Target(client_or_dsn, schema)

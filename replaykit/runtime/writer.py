@@ -1,0 +1,196 @@
+"""The self-clocking group commit: what arrives while one commit is in flight goes into the next.
+
+No timer, no latency when idle. Each connection has its own queue, sharded by run, so that a run's units stay in order and
+two statements never lock the same row. A unit that was sent is retried, unchanged, under its `write_id`, until its fate is
+known: an acknowledgement that was lost is recognised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import psycopg
+import structlog
+
+from replaykit.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, WRITERS
+from replaykit.postgres import journal
+from replaykit.postgres.database import Connection, Database, first_line, is_refusal
+from replaykit.replay.entries import Unit, Verdict
+
+__all__ = ["Answer", "Writer"]
+
+log = structlog.get_logger("replaykit")
+
+Answer = Callable[[Verdict, str | None], None]
+"""Called with a unit's verdict, and the database's words where it refused."""
+
+_BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+
+
+class Writer:
+    """Writes the units of one process.
+
+    Args:
+        database: where the journal lives.
+        connections: how many commits may be in flight.
+    """
+
+    def __init__(self, database: Database, *, connections: int = WRITERS) -> None:
+        self._shards = [_Shard(database) for _ in range(connections)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the connections.
+
+        Raises:
+            DatabaseUnreachable: one could not be made.
+        """
+        for shard in self._shards:
+            await shard.open()
+        self._tasks = [asyncio.create_task(shard.run(), name=f"replaykit-writer-{n}") for n, shard in enumerate(self._shards)]
+
+    def put(self, unit: Unit, answer: Answer) -> None:
+        """Send a unit; `answer` is called on the event loop once its fate is known. At most one unit of a run at a time."""
+        self._shards[_shard_of(unit.run_id) % len(self._shards)].put(unit, answer)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes of payloads that wait for their commit: the measure of back-pressure."""
+        return sum(shard.backlog_bytes for shard in self._shards)
+
+    async def drained(self) -> None:
+        """Wait until every unit has its verdict."""
+        for shard in self._shards:
+            await shard.idle.wait()
+
+    async def close(self) -> None:
+        """Stop at once; units without a verdict get none."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for shard in self._shards:
+            await shard.close()
+
+
+def _shard_of(run_id: UUID) -> int:
+    return run_id.int & 0xFFFF  # the low bits of a UUIDv7 are random
+
+
+class _Shard:
+    """One connection and its queue."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Connection | None = None
+        self._queue: deque[tuple[Unit, Answer, int]] = deque()
+        self._arrived = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.backlog_bytes = 0
+
+    def put(self, unit: Unit, answer: Answer) -> None:
+        size = unit.size
+        self.backlog_bytes += size
+        self._queue.append((unit, answer, size))
+        self.idle.clear()
+        self._arrived.set()
+
+    async def open(self) -> None:
+        self._connection = await self._database.connect()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def run(self) -> None:
+        while True:
+            if not self._queue:
+                self.idle.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+            batch = self._take()
+            await self._write(batch)
+
+    def _take(self) -> list[tuple[Unit, Answer, int]]:
+        queue = self._queue
+        batch = [queue.popleft()]
+        entries, size = len(batch[0][0].entries), batch[0][2]
+        while queue and entries < BATCH_ENTRIES_MAX and size + queue[0][2] <= BATCH_BYTES_MAX:
+            item = queue.popleft()
+            entries += len(item[0].entries)
+            size += item[2]
+            batch.append(item)
+        return batch
+
+    async def _write(self, batch: list[tuple[Unit, Answer, int]]) -> None:
+        """Send a batch until every unit of it has a verdict. Bisecting cuts between runs, never within one."""
+        failures = 0
+        while True:
+            units = [unit for unit, _, _ in batch]
+            for unit in units:
+                unit.tries += 1
+            try:
+                if self._connection is None:
+                    await self.open()
+                assert self._connection is not None
+                verdicts = await _send(self._connection, units)
+            except Exception as error:
+                if not is_refusal(error):
+                    await self._recover(error, failures)
+                    failures += 1
+                    if len(batch) > 1 and _is_lock_timeout(error):
+                        break
+                    continue
+                if len(batch) == 1:
+                    self._answer(batch[0], Verdict.REFUSED, first_line(error))
+                    return
+                break
+            for item in batch:
+                self._answer(item, verdicts[item[0].run_id], None)
+            return
+        middle = len(batch) // 2
+        await self._write(batch[:middle])
+        await self._write(batch[middle:])
+
+    async def _recover(self, error: Exception, failures: int) -> None:
+        if failures == 0 and not _is_lock_timeout(error):
+            log.warning("journal_write_failed", error=first_line(error), retrying=True)
+        if self._connection is not None and self._connection.closed:
+            connection, self._connection = self._connection, None
+            with contextlib.suppress(Exception):
+                await connection.close()
+        await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+
+    def _answer(self, item: tuple[Unit, Answer, int], verdict: Verdict, words: str | None) -> None:
+        _, answer, size = item
+        self.backlog_bytes -= size
+        answer(verdict, words)
+
+
+async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict]:
+    """One statement for the batch; a second one for units that an earlier, unacknowledged try may have written."""
+    if len(units) == 1 and _is_one_entry(units[0]):
+        rows = await connection.run(*journal.write_entry(units[0]))
+    else:
+        rows = await connection.run(*journal.write_units(units))
+    verdicts = journal.parse_verdicts(rows)
+    doubtful = [unit for unit in units if unit.tries > 1 and verdicts[unit.run_id] is not Verdict.OK]
+    if doubtful:
+        # A second statement, because the first one's snapshot may be older than the commit it waited for.
+        for run_id in journal.parse_recheck(await connection.run(*journal.recheck(doubtful))):
+            verdicts[run_id] = Verdict.OK
+    return verdicts
+
+
+def _is_one_entry(unit: Unit) -> bool:
+    return len(unit.entries) == 1 and unit.change is None and unit.note is None
+
+
+def _is_lock_timeout(error: Exception) -> bool:
+    return isinstance(error, psycopg.errors.LockNotAvailable)
