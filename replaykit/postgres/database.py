@@ -1,0 +1,346 @@
+"""Connections, pipelines, what may be retried: the only file that executes.
+
+Errors of psycopg leave here as themselves; `is_transient` says whether trying again can help, `is_refusal` whether the
+database refused what it was given.
+"""
+
+from __future__ import annotations
+
+
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString, cast
+
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict
+
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.limits import LOCK_TIMEOUT_SECONDS
+from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, quote_name
+
+__all__ = ["Connection", "Database", "SyncConnection", "describe_dsn", "first_line", "is_refusal", "is_transient"]
+
+Row = tuple[Any, ...]
+
+_log = structlog.get_logger("replaykit.postgres")
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+"""How long one try to connect may take."""
+
+DEAD_AFTER_SECONDS: Final = 15
+"""Silence after which the kernel gives a connection up: well below a lease, well above a pause of a healthy network."""
+
+_TRANSIENT: Final = frozenset(
+    {
+        "25006",  # read_only_sql_transaction: the primary has become a standby
+        "40001",  # serialization_failure
+        "40P01",  # deadlock_detected
+        "53100",  # disk_full
+        "53200",  # out_of_memory
+        "53300",  # too_many_connections
+        "53400",  # configuration_limit_exceeded
+        "55P03",  # lock_not_available: lock_timeout
+        "57014",  # query_canceled: a statement_timeout, an operator
+        "57P01",  # admin_shutdown
+        "57P02",  # crash_shutdown
+        "57P03",  # cannot_connect_now
+        "57P04",  # database_dropped
+        "57P05",  # idle_session_timeout
+        "58000",  # system_error
+        "58030",  # io_error
+    }
+)
+
+# data exceptions, constraints, program limits (a document too deep, a row too wide)
+_REFUSING_CLASSES: Final = frozenset({"22", "23", "54"})
+
+_PIDS: Final = "select pg_backend_pid()"
+
+# Dedicated connections only (a pooler would hand the settings to strangers). The planner's choice for a table that was
+# empty when a statement was prepared must still be right when it holds a million rows: without sequential scans every
+# plan of ours goes by an index.
+_SESSION: Final = (
+    "select set_config('lock_timeout', %s, false), set_config('enable_seqscan', 'off', false),"
+    " set_config('timezone', 'UTC', false)"
+)
+_TRANSACTION: Final = "select set_config('lock_timeout', %s, true)"
+_LOCK_TIMEOUT: Final = f"{int(LOCK_TIMEOUT_SECONDS * 1000)}ms"
+
+
+class Database:
+    """Where one process finds its database, and how: makes connections, remembers nothing about them.
+
+    Args:
+        dsn: URL or `key=value` string, as libpq takes it.
+        schema: the schema that holds replaykit's tables.
+        name: appears as `replaykit:<name>` in `pg_stat_activity.application_name`.
+    """
+
+    def __init__(self, dsn: str, schema: str = "replaykit", *, name: str = "client") -> None:
+        self.dsn = dsn
+        self.schema = schema
+        self.name = name
+        self._texts: dict[str, LiteralString] = {}
+
+    async def connect(self) -> Connection:
+        """A dedicated autocommit connection.
+
+        Raises:
+            DatabaseUnreachable: with the URL, without the password.
+        """
+        try:
+            raw = await psycopg.AsyncConnection.connect(**self._arguments())
+        except (psycopg.Error, OSError) as error:
+            raise self._unreachable(error) from error
+        try:
+            row = await (await raw.execute(_PIDS)).fetchone()
+            pooled = row is None or row[0] != raw.info.backend_pid
+            if pooled:
+                raw.prepare_threshold = None
+            else:
+                await raw.execute(_SESSION, (_LOCK_TIMEOUT,))
+        except psycopg.Error as error:
+            await raw.close()
+            raise self._unreachable(error) from error
+        return Connection(self, raw, pooled)
+
+    def connect_sync(self) -> SyncConnection:
+        """The same for threads and for processes without an event loop."""
+        try:
+            raw = psycopg.connect(**self._arguments())
+        except (psycopg.Error, OSError) as error:
+            raise self._unreachable(error) from error
+        try:
+            row = raw.execute(_PIDS).fetchone()
+            pooled = row is None or row[0] != raw.info.backend_pid
+            if pooled:
+                raw.prepare_threshold = None
+            else:
+                raw.execute(_SESSION, (_LOCK_TIMEOUT,))
+        except psycopg.Error as error:
+            raw.close()
+            raise self._unreachable(error) from error
+        return SyncConnection(self, raw, pooled)
+
+    async def check(self, *, need: bool = True) -> str | None:
+        """The schema's revision, after a look at what would void a promise.
+
+        Args:
+            need: raise unless the schema is the one that this release needs; else only say what is there.
+
+        Raises:
+            SchemaMismatch: no schema, an older or a newer one.
+            DatabaseUnreachable: no connection.
+        """
+        conn = await self.connect()
+        try:
+            (settings,) = await conn.run(DURABILITY)
+            for name, value in zip(("synchronous_commit", "fsync", "full_page_writes"), settings, strict=True):
+                if value == "off":
+                    _log.warning("committed entries can be lost in a crash of the server", setting=name, value=value)
+            revision: str | None = None
+            if (await conn.run(VERSION_TABLE, {"table": f"{quote_name(self.schema)}.alembic_version"}))[0][0]:
+                rows = await conn.run(VERSION)
+                revision = rows[0][0] if rows else None
+        finally:
+            await conn.close()
+        if need:
+            self._require(revision)
+        return revision
+
+    def text(self, statement: Statement) -> LiteralString:
+        """The statement's text for this schema."""
+        text = self._texts.get(statement.name)
+        if text is None:
+            # A percent sign in the schema's name would be taken for a parameter.
+            text = cast(LiteralString, statement.text.replace("{schema}", quote_name(self.schema).replace("%", "%%")))
+            self._texts[statement.name] = text
+        return text
+
+    def _require(self, revision: str | None) -> None:
+        if revision == REVISION:
+            return
+        where = f"{describe_dsn(self.dsn)}, schema {self.schema!r}"
+        if revision is None:
+            raise SchemaMismatch(f"{where}: not set up; run `replaykit db migrate`")
+        if revision in REVISIONS:
+            raise SchemaMismatch(
+                f"{where}: at revision {revision}, this release needs {REVISION}; run `replaykit db migrate`"
+            )
+        raise SchemaMismatch(
+            f"{where}: at revision {revision}, newer than {REVISION} of this release; upgrade replaykit"
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """What psycopg.connect gets; what the dsn says wins."""
+        defaults: dict[str, Any] = {
+            "application_name": f"replaykit:{self.name}",
+            "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+            "keepalives_idle": DEAD_AFTER_SECONDS // 3,
+            "keepalives_interval": DEAD_AFTER_SECONDS // 3,
+            "keepalives_count": 2,
+            "tcp_user_timeout": DEAD_AFTER_SECONDS * 1000,
+        }
+        try:
+            given = conninfo_to_dict(self.dsn)
+        except psycopg.Error as error:
+            # libpq's sentence may quote the whole string, password included
+            raise ConfigurationError(
+                "the database URL is not one that Postgres understands: " + _cause(error)
+            ) from None
+        return {**{k: v for k, v in defaults.items() if k not in given}, **given, "autocommit": True}
+
+    def _unreachable(self, error: Exception) -> DatabaseUnreachable:
+        return DatabaseUnreachable(f"cannot reach {describe_dsn(self.dsn)}: {first_line(error)}")
+
+
+class Connection:
+    """One connection for one task at a time; every `run` is a transaction of its own.
+
+    Attributes:
+        pooled: it goes through a pooler: nothing is prepared, it cannot listen.
+    """
+
+    def __init__(self, database: Database, raw: psycopg.AsyncConnection[Row], pooled: bool) -> None:
+        self._database = database
+        self._raw = raw
+        self.pooled = pooled
+        self._prepare = None if pooled else True
+
+    async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
+        """Execute and commit; the rows that it returns."""
+        if self.pooled:
+            return (await self.run_all([(statement, params or {})]))[0]
+        cursor = self._raw.cursor()
+        await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
+        """Execute several in one transaction and one round trip; each has a snapshot of its own, younger than the last."""
+        text = self._database.text
+        async with self._raw.pipeline():
+            if self.pooled:
+                await self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+            cursors = [await self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    async def listen(self, channel: str) -> None:
+        """Subscribe to hints. A pooler would accept it and deliver nothing: refused."""
+        if self.pooled:
+            raise ConfigurationError("a connection through a pooler cannot listen; poll instead")
+        await self._raw.execute(cast(LiteralString, f"listen {quote_name(channel)}"))
+
+    async def wait_notify(self, timeout: float) -> bool:
+        """Wait for a hint, at most `timeout` seconds; False if none came."""
+        async for _ in self._raw.notifies(timeout=timeout, stop_after=1):
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Close; never raises, may be called twice."""
+        await self._raw.close()
+
+    @property
+    def closed(self) -> bool:
+        """Closed by us, or known to be broken."""
+        return self._raw.closed or self._raw.broken
+
+    @property
+    def backend_pid(self) -> int:
+        """Of the server process, as `pg_stat_activity.pid` has it."""
+        return self._raw.info.backend_pid
+
+
+class SyncConnection:
+    """The same without an event loop."""
+
+    def __init__(self, database: Database, raw: psycopg.Connection[Row], pooled: bool) -> None:
+        self._database = database
+        self._raw = raw
+        self.pooled = pooled
+        self._prepare = None if pooled else True
+
+    def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
+        """Execute and commit; the rows that it returns."""
+        if self.pooled:
+            return self.run_all([(statement, params or {})])[0]
+        cursor = self._raw.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        return cursor.fetchall() if cursor.description else []
+
+    def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
+        """Execute several in one transaction and one round trip."""
+        text = self._database.text
+        with self._raw.pipeline():
+            if self.pooled:
+                self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+            cursors = [self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    def close(self) -> None:
+        """Close; never raises, may be called twice."""
+        self._raw.close()
+
+    @property
+    def closed(self) -> bool:
+        """Closed by us, or known to be broken."""
+        return self._raw.closed or self._raw.broken
+
+
+# What would void durability, as the session sees it.
+DURABILITY = Statement(
+    "settings-read-durability",
+    "select current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')",
+)
+
+# Whether alembic has ever worked in this schema.
+VERSION_TABLE = Statement("alembic_version-read-exists", "select to_regclass(%(table)s) is not null")
+
+# The schema's revision.
+VERSION = Statement("alembic_version-read", "select version_num from {schema}.alembic_version")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same statement may succeed later: the connection or the server was at fault, not what it was given."""
+    if isinstance(error, DatabaseUnreachable | OSError):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    if state == "0A000":
+        return "cached plan" in str(error)  # a migration ran under a prepared statement
+    return state in _TRANSIENT or state.startswith("08")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the database refused the values: cut the batch to find whose they are; trying again cannot help."""
+    if isinstance(error, UnicodeEncodeError):
+        return True  # a lone surrogate, refused by psycopg before it is sent
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.DataError)  # NUL in a text, refused by psycopg before it is sent
+    return error.sqlstate[:2] in _REFUSING_CLASSES
+
+
+def describe_dsn(dsn: str) -> str:
+    """The database for a sentence, as a URL without its password."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "the database"
+    host = given.get("host") or given.get("hostaddr") or "localhost"
+    user = f"{given['user']}@" if given.get("user") else ""
+    port = f":{given['port']}" if given.get("port") else ""
+    return f"postgresql://{user}{host}{port}/{given.get('dbname', '')}"
+
+
+def first_line(error: BaseException) -> str:
+    """The database's own words, cut to a sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _cause(error: psycopg.Error) -> str:
+    return "it is neither a URL nor key=value pairs" if "missing" in str(error) else "a part of it cannot be read"

@@ -1,0 +1,293 @@
+"""The journal's statements: the fenced write of many runs, of one entry, what became of a write, pages of a long journal.
+
+Every write locks the run rows whose token matches (`for no key update`) and writes only under that lock, in the same
+statement: a worker that lost its lease cannot write (POSTGRES.md 3). Values after the lock wait come from the locked row,
+never from a subselect, which would see the statement's older snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
+from replaykit.postgres.schema import Bound, Statement, moment, us
+from replaykit.replay.entries import Entry, Finish, Hold, Park, Unit, Verdict
+
+__all__ = [
+    "ENTRY_COLUMNS",
+    "parse_entry",
+    "parse_page",
+    "parse_recheck",
+    "parse_verdicts",
+    "read_journal",
+    "recheck",
+    "write_entry",
+    "write_units",
+]
+
+FOREVER_US: Final = 253_402_300_799_000_000
+"""The end of the year 9999: a park until later than this is a park without end."""
+
+_COLUMNS: Final = (
+    "run_id, seq, key, name, kind, outcome, attempt, input, output, error, digest, idempotency_key,"
+    " started_at, at, due_at, worker, write_id"
+)
+
+# Units of many runs. `good` are those whose lease and wakes are right; `done` those of them whose entries all went in, and
+# only their changes are made. A unit of which a part stands already can only be our defect: the cast fails, the whole
+# statement is rolled back, and the writer finds the unit by sending each alone.
+# now() and not clock_timestamp(): the columns of one row must agree on what is due.
+# Payloads travel as text inside the document: a json string with \u0000 would be unescaped by json_to_recordset.
+WRITE_UNITS = Statement(
+    "journal-write-fenced",
+    f"""
+with unit as materialized (
+    select * from json_to_recordset(%(units)s::json) as u(run_id uuid, token uuid, write_id uuid, n int, wakes bigint,
+        state text, seen bigint, waiting_for text, until bigint, reason text, output text, error text)
+), held as materialized (
+    select h.* from (select run_id, token from unit order by run_id) u
+    cross join lateral (select r.id, r.worker, r.wakes from {{schema}}.runs r
+        where r.id = u.run_id and r.lease_token = u.token for no key update of r) h
+), good as materialized (
+    select u.*, h.worker from unit u join held h on h.id = u.run_id
+    where u.wakes is null or u.wakes = h.wakes
+), ins as (
+    insert into {{schema}}.journal ({_COLUMNS})
+    select e.run_id, e.seq, e.key, e.name, e.kind, e.outcome, coalesce(e.attempt, 1), e.input::json, e.output::json,
+        e.error::json, e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, g.worker, g.write_id
+    from json_to_recordset(%(entries)s::json) as e(run_id uuid, seq int, key text, name text, kind text, outcome text,
+        attempt int, input text, output text, error text, digest text, ikey text, started_at bigint, at bigint, due_at bigint)
+    join good g on g.run_id = e.run_id
+    on conflict (run_id, seq) do nothing returning run_id
+), counted as materialized (
+    select g.*, coalesce(i.n, 0) as written from good g
+    left join (select run_id, count(*) as n from ins group by run_id) i on i.run_id = g.run_id
+), done as materialized (
+    select * from counted where written = n and (state is not null or reason is not null)
+), changed as (
+    update {{schema}}.runs r set
+        state = case when d.state is null then r.state
+            when d.state in ('waiting', 'held') and d.seen <> r.wakes then 'pending'
+            when d.state = 'waiting' and {moment("d.until")} <= now() then 'pending'
+            else d.state end,
+        waiting_for = case when d.state = 'waiting' and d.seen = r.wakes
+            and coalesce({moment("d.until")} > now(), true) then d.waiting_for end,
+        reason = case when d.state is null or d.state = 'held' and d.seen = r.wakes then d.reason end,
+        available_at = case when d.state in ('waiting', 'held') and d.seen <> r.wakes then now()
+            when d.state = 'waiting' then coalesce({moment("d.until")}, 'infinity') else r.available_at end,
+        finished_at = case when d.state not in ('pending', 'waiting', 'held') then now() end,
+        lease_token = case when d.state is null then r.lease_token end,
+        worker = case when d.state is null then r.worker end,
+        write_id = case when d.state is null then r.write_id else d.write_id end
+    from done d where r.id = any(array(select run_id from done)) and r.id = d.run_id
+), paid as (
+    update {{schema}}.payloads p set output = d.output::json, error = d.error::json
+    from done d where p.run_id = any(array(select run_id from done where output is not null or error is not null))
+        and p.run_id = d.run_id
+)
+select u.run_id, case when h.id is null then 'fenced' when c.run_id is null then 'stale' when c.written = c.n then 'ok'
+    when c.written = 0 then 'conflict'
+    else (c.written::text || ' of ' || c.n || ' entries went in: others stand at their seq')::int::text end
+from unit u left join held h on h.id = u.run_id left join counted c on c.run_id = u.run_id
+""",
+)
+
+# One entry of one run: the commonest batch of a quiet worker, at little more than a bare insert costs.
+WRITE_ENTRY = Statement(
+    "journal-write-one-fenced",
+    f"""
+with held as materialized (
+    select id, worker, wakes from {{schema}}.runs where id = %(run_id)s and lease_token = %(token)s for no key update
+), ins as (
+    insert into {{schema}}.journal ({_COLUMNS})
+    select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int, %(input)s::json, %(output)s::json,
+        %(error)s::json, %(digest)s, %(ikey)s, {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")},
+        {moment("%(due_at)s::bigint")}, h.worker, %(write_id)s
+    from held h where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
+    on conflict (run_id, seq) do nothing returning 1
+)
+select %(run_id)s, case when not exists (select from held) then 'fenced' when exists (select from ins) then 'ok'
+    when (select wakes from held) <> %(wakes)s::bigint then 'stale' else 'conflict' end
+""",
+)
+
+# Whether units that came back refused stand all the same, by an earlier try whose acknowledgement was lost: all their
+# entries, or (a unit of only a change) the run's last change, bear their write_id. A statement of its own, sent after the
+# verdict: a retry that raced its own first attempt was judged by a snapshot from before that attempt's commit.
+RECHECK = Statement(
+    "journal-read-own",
+    """
+select u.run_id,
+    case when u.n > 0 then
+        (select count(*) from {schema}.journal j
+         where j.run_id = u.run_id and j.seq between u.first and u.last and j.write_id = u.write_id) = u.n
+    else exists (select from {schema}.runs r where r.id = u.run_id and r.write_id = u.write_id) end
+from json_to_recordset(%(units)s::json) as u(run_id uuid, write_id uuid, n int, first int, last int)
+""",
+)
+
+ENTRY_COLUMNS: Final = (
+    "j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input::text, j.output::text, j.error::text, j.digest,"
+    f" j.idempotency_key, {us('j.started_at')}, {us('j.at')}, {us('j.due_at')}"
+)
+"""What `parse_entry` takes, of a `journal j`."""
+
+# A page of one run's journal, for its lease holder: no row without the lease, a row of nulls without entries. Cut by
+# bytes as stored (compressed, so that nothing is unpacked to be measured), never to nothing.
+READ_JOURNAL = Statement(
+    "journal-read-page-fenced",
+    f"""
+select {ENTRY_COLUMNS}
+from {{schema}}.runs r
+left join lateral (
+    select c.* from (
+        select p.*, sum(coalesce(pg_column_size(p.input), 0) + coalesce(pg_column_size(p.output), 0)
+            + coalesce(pg_column_size(p.error), 0)) over (order by p.seq) as bytes,
+            row_number() over (order by p.seq) as line
+        from (select * from {{schema}}.journal where run_id = r.id and seq > %(after)s order by seq limit %(limit)s) p
+    ) c where c.line = 1 or c.bytes <= %(bytes)s
+) j on true
+where r.id = %(run_id)s and r.lease_token = %(token)s
+order by j.seq
+""",
+)
+
+
+def write_units(units: Sequence[Unit]) -> Bound:
+    """The statement that writes `units` (of different runs) in one commit; `parse_verdicts` reads what it returns."""
+    entries: list[str] = []
+    for unit in units:
+        head = f'{{"run_id":"{unit.run_id}","seq":'
+        entries += [head + _entry_row(e) for e in unit.entries]
+    return WRITE_UNITS, {"units": _compact([_unit_row(u) for u in units]), "entries": f"[{','.join(entries)}]"}
+
+
+def write_entry(unit: Unit) -> Bound:
+    """The same for a unit of exactly one entry, without a change or a note."""
+    (e,) = unit.entries
+    # Numbers go as text: psycopg would choose the parameter's type by the value, and a plan by each combination.
+    return WRITE_ENTRY, {
+        "run_id": unit.run_id,
+        "token": unit.token,
+        "write_id": unit.write_id,
+        "wakes": _text(unit.wakes),
+        "seq": str(e.seq),
+        "key": e.key,
+        "name": e.name,
+        "kind": str(e.kind),
+        "outcome": str(e.outcome),
+        "attempt": str(e.attempt),
+        "input": e.input,
+        "output": e.output,
+        "error": e.error,
+        "digest": e.digest,
+        "ikey": e.idempotency_key,
+        "started_at": _text(e.started_at),
+        "at": str(e.at),
+        "due_at": _text(e.due_at),
+    }
+
+
+def parse_verdicts(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, Verdict]:
+    """What `write_units` and `write_entry` return, by run."""
+    return {run_id: Verdict(verdict) for run_id, verdict in rows}
+
+
+def recheck(units: Sequence[Unit]) -> Bound:
+    """Whether `units` stand by an earlier try. Ask for each that was tried before and came back anything but OK.
+
+    FENCED, CONFLICT and STALE alike: after a lost acknowledgement the lease may be gone, the seq taken, the mailbox moved.
+    """
+    rows = [
+        {
+            "run_id": str(u.run_id),
+            "write_id": str(u.write_id),
+            "n": len(u.entries),
+            "first": u.entries[0].seq if u.entries else None,
+            "last": u.entries[-1].seq if u.entries else None,
+        }
+        for u in units
+    ]
+    return RECHECK, {"units": _compact(rows)}
+
+
+def parse_recheck(rows: Iterable[tuple[Any, ...]]) -> set[UUID]:
+    """The runs whose units stand."""
+    return {run_id for run_id, stands in rows if stands}
+
+
+def read_journal(run_id: UUID, token: UUID, after: int, limit: int = PAGE_ENTRIES) -> Bound:
+    """The entries after seq `after`, at most `limit` and CLAIM_BYTES_MAX bytes of them; `parse_page` reads it."""
+    return READ_JOURNAL, {"run_id": run_id, "token": token, "after": after, "limit": limit, "bytes": CLAIM_BYTES_MAX}
+
+
+def parse_page(rows: Sequence[tuple[Any, ...]]) -> list[Entry] | None:
+    """The page; empty at the journal's end; None if the lease is another's."""
+    if not rows:
+        return None
+    return [parse_entry(row) for row in rows if row[0] is not None]
+
+
+def parse_entry(row: Sequence[Any]) -> Entry:
+    """An entry from ENTRY_COLUMNS."""
+    seq, key, name, kind, outcome, attempt, input, output, error, digest, ikey, started_at, at, due_at = row
+    return Entry(seq, key, name, kind, outcome, at, attempt, input, output, error, digest, ikey, started_at, due_at)
+
+
+def _entry_row(e: Entry) -> str:
+    row: dict[str, Any] = {"key": e.key, "name": e.name, "kind": e.kind, "outcome": e.outcome, "at": e.at}
+    if e.attempt != 1:
+        row["attempt"] = e.attempt
+    if e.input is not None:
+        row["input"] = e.input
+    if e.output is not None:
+        row["output"] = e.output
+    if e.error is not None:
+        row["error"] = e.error
+    if e.digest is not None:
+        row["digest"] = e.digest
+    if e.idempotency_key is not None:
+        row["ikey"] = e.idempotency_key
+    if e.started_at is not None:
+        row["started_at"] = e.started_at
+    if e.due_at is not None:
+        row["due_at"] = e.due_at
+    return f"{e.seq},{_compact(row)[1:]}"
+
+
+def _unit_row(u: Unit) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run_id": str(u.run_id),
+        "token": str(u.token),
+        "write_id": str(u.write_id),
+        "n": len(u.entries),
+    }
+    if u.wakes is not None:
+        row["wakes"] = u.wakes
+    if u.note is not None:
+        row["reason"] = u.note
+    change = u.change
+    if change is None:
+        return row
+    row.pop("reason", None)
+    if isinstance(change, Finish):
+        row.update(state=change.state, output=change.output, error=change.error)
+    elif isinstance(change, Park):
+        until = change.available_at
+        row.update(state="waiting", seen=change.wakes, waiting_for=change.waiting_for)
+        row["until"] = None if until is None or until > FOREVER_US else until
+    elif isinstance(change, Hold):
+        row.update(state="held", seen=change.wakes, reason=change.reason)
+    else:
+        row["state"] = "pending"
+    return row
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+_compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

@@ -1,0 +1,153 @@
+"""Alembic from an installed wheel: `upgrade` for an empty or an older schema, `sql` for those who run scripts by hand.
+
+The scripts lie in `migrations/` of the repository and travel in the wheel as `replaykit/_migrations`. Any number of
+processes may call `upgrade` at once: one works, the others wait and find it done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import threading
+import time
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.postgres.database import describe_dsn, first_line
+from replaykit.postgres.schema import REVISION, REVISIONS, quote_name
+
+__all__ = ["current_revision", "sql", "upgrade"]
+
+POLL_SECONDS: Final = 0.1
+"""Time between two tries for the lock that another migrating process holds."""
+
+_alembic = threading.Lock()  # alembic's `context` and `op` are proxies of the whole process
+
+
+def upgrade(dsn: str, schema: str = "replaykit") -> bool:
+    """Bring `schema` to the revision of this release; False if it was there already.
+
+    Needs no DDL rights when there is nothing to do, nor the right to create a schema that exists.
+
+    Raises:
+        SchemaMismatch: the schema is newer than this release.
+        ConfigurationError: the connection goes through a pooler, or the role may not create.
+        DatabaseUnreachable: no connection.
+    """
+    if not schema or "\0" in schema or len(schema.encode()) > 63:
+        raise ConfigurationError(f"schema name {schema!r}: Postgres takes 1 to 63 bytes")
+    with _connect(dsn) as conn:
+        _refuse_pooler(conn, dsn)
+        if current_revision(conn, schema) == REVISION:
+            return False
+        # Never block on pg_advisory_lock(): a waiter holds a snapshot, CREATE INDEX CONCURRENTLY would wait for it, and the
+        # two deadlock (POSTGRES.md 7).
+        key = _lock_key(schema)
+        while not conn.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone() == (True,):
+            time.sleep(POLL_SECONDS)
+        try:
+            return _upgrade(conn, schema)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigurationError(f"this role may not create schema {schema!r}: {first_line(error)}") from None
+        except sa.exc.ProgrammingError as error:
+            raise ConfigurationError(
+                f"schema {schema!r} could not be migrated: {first_line(error.orig or error)}"
+            ) from error
+        finally:
+            if not conn.closed:
+                conn.execute("select pg_advisory_unlock(%s)", (key,))
+
+
+def sql(schema: str = "replaykit", *, since: str | None = None) -> str:
+    """The migration as a script, from revision `since` (None: from nothing) to this release's."""
+    if since is not None and since not in REVISIONS:
+        raise ConfigurationError(f"revision {since!r} is unknown; there are {', '.join(REVISIONS)}")
+    out = io.StringIO()
+    with _alembic, _config(schema) as config:
+        config.output_buffer = out
+        command.upgrade(config, f"{since}:head" if since else "head", sql=True)
+    return out.getvalue()
+
+
+def current_revision(conn: psycopg.Connection, schema: str) -> str | None:
+    """The revision that the database holds; None without a schema of ours."""
+    table = f"{quote_name(schema)}.alembic_version"
+    if conn.execute("select to_regclass(%s)", (table,)).fetchone() == (None,):
+        return None
+    row = conn.execute(f"select version_num from {table}".replace("%", "%%"), ()).fetchone()
+    return row[0] if row else None
+
+
+def _upgrade(conn: psycopg.Connection, schema: str) -> bool:
+    there = current_revision(conn, schema)
+    if there == REVISION:
+        return False
+    if there is not None and there not in REVISIONS:
+        raise SchemaMismatch(
+            f"schema {schema!r} is at revision {there}, newer than {REVISION} of this release: upgrade replaykit"
+        )
+    name = quote_name(schema)
+    if conn.execute("select 1 from pg_namespace where nspname = %s", (schema,)).fetchone() is None:
+        conn.execute(f"create schema {name}")
+    conn.execute(f"set search_path to {name}")
+    conn.autocommit = False
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=sa.pool.StaticPool)
+    with _alembic, _config(schema) as config, engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        connection.commit()
+    conn.rollback()
+    conn.autocommit = True
+    return True
+
+
+@contextlib.contextmanager
+def _config(schema: str) -> Iterator[Config]:
+    with _script_location() as scripts:
+        config = Config()  # no alembic.ini is shipped
+        config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        config.attributes["schema"] = schema
+        yield config
+
+
+@contextlib.contextmanager
+def _script_location() -> Iterator[Path]:
+    """The folder with `env.py`: of the wheel, else of the checkout."""
+    packaged = files("replaykit").joinpath("_migrations")
+    if packaged.is_dir():
+        with as_file(packaged) as path:
+            yield path
+        return
+    checkout = Path(__file__).resolve().parents[2] / "migrations"
+    if not (checkout / "env.py").is_file():
+        raise ConfigurationError("this installation of replaykit has no migrations: reinstall it")
+    yield checkout
+
+
+def _connect(dsn: str) -> psycopg.Connection:
+    try:
+        return psycopg.connect(dsn, autocommit=True, connect_timeout=10, application_name="replaykit:migrate")
+    except psycopg.Error as error:
+        raise DatabaseUnreachable(f"cannot reach {describe_dsn(dsn)}: {first_line(error)}") from error
+
+
+def _refuse_pooler(conn: psycopg.Connection, dsn: str) -> None:
+    """A session lock and search_path mean nothing when every transaction may run on another backend."""
+    if conn.execute("select pg_backend_pid()").fetchone() != (conn.info.backend_pid,):
+        raise ConfigurationError(
+            f"{describe_dsn(dsn)} is a connection pooler: migrate through a direct connection to the server"
+        )
+
+
+def _lock_key(schema: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"replaykit:migrate:{schema}".encode()).digest()[:8], "big", signed=True)

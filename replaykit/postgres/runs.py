@@ -1,0 +1,463 @@
+"""The statements on runs: start, claim, promote, renew, hold, find, list, show.
+
+A claim takes rows in one statement and reads what belongs to them in others of the same transaction, whose snapshots are
+younger: fused into one it would hand over a journal from before the previous owner's last commit (POSTGRES.md 3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, REAP_RUNS_MAX
+from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
+from replaykit.postgres.schema import Bound, Statement, moment, us
+from replaykit.replay.entries import PROTOCOL, ClaimedRun, State
+
+__all__ = [
+    "Promoted",
+    "RunResult",
+    "RunRow",
+    "StartRow",
+    "Started",
+    "claim",
+    "find_run",
+    "hold_run",
+    "list_runs",
+    "notify",
+    "parse_claim",
+    "parse_promoted",
+    "parse_results",
+    "parse_runs",
+    "parse_started",
+    "promote_due",
+    "renew_token",
+    "run_results",
+    "show_attempts",
+    "show_journal",
+    "show_payloads",
+    "start_runs",
+]
+
+HEAD_ENTRIES: Final = 200
+"""Entries of one run that a claim hands over; the rest of a longer journal is read in pages by that run's own task."""
+
+
+@dataclass(slots=True)
+class StartRow:
+    """A run to be. `input` is JSON text; `delay` and `available_at` (microseconds) put its first moment off."""
+
+    id: UUID
+    workflow: str
+    input: str
+    key: str | None = None
+    queue: str = "default"
+    priority: int = 0
+    delay: int | None = None  # from now on, by the database's clock
+    available_at: int | None = None  # a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a start found or made. `workflow` differs from the one asked for when the key is another workflow's."""
+
+    asked: UUID
+    id: UUID
+    workflow: str
+    created: bool
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A turn of waiting runs whose time had come."""
+
+    count: int
+    next_due_at: int | None  # microseconds; of those still waiting
+    now: int  # microseconds, the database's
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run's row, as people see it."""
+
+    id: UUID
+    workflow: str
+    key: str | None
+    state: State
+    queue: str
+    priority: int
+    waiting_for: str | None
+    reason: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    available_at: datetime | None  # None: until something outside comes
+    parent_id: UUID | None
+    forked_from: UUID | None
+    recoveries: int
+    worker: UUID | None
+    protocol: int | None
+    entries: int  # the journal's length
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Where a run stands, with what it ended with (JSON text)."""
+
+    id: UUID
+    workflow: str
+    state: State
+    reason: str | None
+    output: str | None
+    error: str | None
+
+
+# Insert many runs: one commit for all starts that came together. A row whose id or key is taken is left out; START_READ
+# says what stands there.
+START = Statement(
+    "runs-insert-if-new",
+    f"""
+with asked as materialized (
+    select * from json_to_recordset(%(rows)s::json) as a(id uuid, workflow text, key text, queue text, priority int,
+        input text, delay bigint, until bigint)
+), timed as (
+    select a.*, coalesce({moment("a.until")}, clock_timestamp() + a.delay * interval '1 microsecond') as first_at from asked a
+), ins as (
+    insert into {{schema}}.runs (id, workflow, key, queue, priority, state, waiting_for, available_at)
+    select id, workflow, key, queue, priority,
+        case when first_at > now() then 'waiting' else 'pending' end,
+        case when first_at > now() then 'start' end,
+        coalesce(first_at, clock_timestamp())
+    from timed order by key, id
+    on conflict do nothing returning id
+)
+insert into {{schema}}.payloads (run_id, input) select a.id, a.input::json from asked a join ins on ins.id = a.id
+on conflict do nothing
+""",
+)
+
+# What stands under the id or key of each start. A statement of its own: younger than the commit of another's start of the
+# same key, which the insert waited for.
+START_READ = Statement(
+    "runs-read-started",
+    """
+select a.id, r.id, r.workflow, r.id = a.id, r.state
+from json_to_recordset(%(rows)s::json) as a(id uuid, key text)
+cross join lateral (
+    select id, workflow, state from {schema}.runs where a.key is null and id = a.id
+    union all
+    select id, workflow, state from {schema}.runs where key = a.key
+) r
+""",
+)
+
+# Take pending runs of one queue, in order, past those that other claims are taking. Only for a worker whose row is alive:
+# a process that was stopped past its lease must not take more.
+CLAIM = Statement(
+    "runs-claim-pending",
+    """
+with cand as materialized (
+    select id from {schema}.runs
+    where queue = %(queue)s and state = 'pending' and not suspect and workflow = any(%(workflows)s)
+        and (protocol is null or protocol = %(protocol)s)
+        and exists (select from {schema}.workers w
+            where w.id = %(worker)s and w.stopped_at is null and w.expires_at > clock_timestamp())
+    order by priority, available_at, id limit %(limit)s for update skip locked
+)
+update {schema}.runs set state = 'running', lease_token = %(token)s, worker = %(worker)s, reason = null,
+    started_at = coalesce(started_at, clock_timestamp()), protocol = coalesce(protocol, %(protocol)s)
+where id = any(array(select id from cand))
+""",
+)
+
+# What was claimed, by the token; columns in the order of ClaimedRun's fields, the token apart.
+CLAIM_RUNS = Statement(
+    "runs-read-claimed",
+    f"""
+select r.id, r.workflow, p.input, r.seed, r.protocol, {us("r.started_at")}, r.wakes, {us("r.available_at")},
+    coalesce(l.seq, 0), r.recoveries, r.key, r.queue
+from {{schema}}.runs r
+cross join lateral (select input::text from {{schema}}.payloads where run_id = r.id limit 1) p
+left join lateral (select seq from {{schema}}.journal where run_id = r.id order by seq desc limit 1) l on true
+where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running'
+order by r.priority, r.available_at, r.id
+""",
+)
+
+# The heads of their journals: so many entries a run, so many bytes together (as stored: nothing is unpacked to be measured).
+CLAIM_JOURNAL = Statement(
+    "journal-read-claimed",
+    f"""
+select j.run_id, {ENTRY_COLUMNS}
+from (
+    select h.*, sum(coalesce(pg_column_size(h.input), 0) + coalesce(pg_column_size(h.output), 0)
+        + coalesce(pg_column_size(h.error), 0)) over (order by h.run_id, h.seq) as bytes
+    from {{schema}}.runs r
+    cross join lateral (select * from {{schema}}.journal where run_id = r.id order by seq limit %(head)s) h
+    where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running'
+) j
+where j.bytes <= %(bytes)s
+order by j.run_id, j.seq
+""",
+)
+
+# Waiting runs whose time has come want a worker. Their own index, apart from the claim's; any worker may do it.
+PROMOTE = Statement(
+    "runs-promote-due",
+    f"""
+with due as materialized (
+    select id from {{schema}}.runs where state = 'waiting' and available_at <= now()
+    order by available_at limit %(limit)s for update skip locked
+), up as (
+    update {{schema}}.runs set state = 'pending', waiting_for = null where id = any(array(select id from due)) returning 1
+)
+select (select count(*) from up),
+    (select {us("available_at")} from {{schema}}.runs
+     where state = 'waiting' and available_at > now() and available_at < 'infinity' order by available_at limit 1),
+    {us("clock_timestamp()")}
+""",
+)
+
+# A new token under the same lease: waits for a write in flight and fences any later one of the old token. Repeatable.
+RENEW = Statement(
+    "runs-renew-token-fenced",
+    """
+update {schema}.runs set lease_token = %(new)s where id = %(run_id)s and lease_token in (%(old)s, %(new)s)
+returning wakes
+""",
+)
+
+# Stop for a person whatever the mailbox says: a defect or a refusal that no message mends.
+HOLD = Statement(
+    "runs-hold-fenced",
+    """
+update {schema}.runs set state = 'held', reason = %(reason)s, lease_token = null, worker = null
+where id = %(run_id)s and lease_token = %(token)s returning id
+""",
+)
+
+_RUN_COLUMNS: Final = (
+    "r.id, r.workflow, r.key, r.state, r.queue, r.priority, r.waiting_for, r.reason, r.created_at, r.started_at,"
+    " r.finished_at, nullif(r.available_at, 'infinity'), r.parent_id, r.forked_from, r.recoveries, r.worker, r.protocol,"
+    " coalesce((select j.seq from {schema}.journal j where j.run_id = r.id order by j.seq desc limit 1), 0)"
+)
+
+FIND_ID = Statement("runs-read-id", f"select {_RUN_COLUMNS} from {{schema}}.runs r where r.id = %(id)s")
+
+# By key, else by the last characters of the id (a scan: for people). Two rows mean that more of the id is needed.
+FIND_KEY = Statement(
+    "runs-read-key-or-suffix",
+    f"""
+with keyed as materialized (select id from {{schema}}.runs where key = %(ref)s)
+select {_RUN_COLUMNS} from {{schema}}.runs r
+where r.id = any(array(
+    select id from keyed union all
+    (select id from {{schema}}.runs
+     where %(suffix)s and not exists (select from keyed) and right(id::text, length(%(ref)s)) = lower(%(ref)s)
+     limit 2)
+))
+order by r.id
+""",
+)
+
+# Newest first (ids begin with their time).
+LIST = Statement(
+    "runs-list",
+    f"""
+select {_RUN_COLUMNS} from {{schema}}.runs r
+where (%(state)s::text is null or r.state = %(state)s) and (%(workflow)s::text is null or r.workflow = %(workflow)s)
+    and (%(queue)s::text is null or r.queue = %(queue)s) and (%(before)s::uuid is null or r.id < %(before)s)
+order by r.id desc limit %(limit)s
+""",
+)
+
+# For clients that wait. Output and error only of runs that have ended.
+RESULTS = Statement(
+    "runs-read-results",
+    """
+select r.id, r.workflow, r.state, r.reason, p.output::text, p.error::text
+from unnest(%(ids)s::uuid[]) as i(id)
+join {schema}.runs r on r.id = i.id
+left join {schema}.payloads p on p.run_id = r.id and r.finished_at is not null
+""",
+)
+
+SHOW_PAYLOADS = Statement(
+    "payloads-read",
+    "select input::text, output::text, error::text from {schema}.payloads where run_id = %(run_id)s",
+)
+
+# A run's journal for people: entries in order, with the writer.
+SHOW_JOURNAL = Statement(
+    "journal-read-shown",
+    f"""
+select {ENTRY_COLUMNS}, j.recorded_at, j.worker
+from {{schema}}.journal j where j.run_id = %(run_id)s and j.seq > %(after)s order by j.seq limit %(limit)s
+""",
+)
+
+# Tries that failed, and bodies that run now (error null, ended_at null).
+SHOW_ATTEMPTS = Statement(
+    "attempts-read-shown",
+    """
+select key, attempt, error::text, started_at, ended_at, next_at, null::uuid as worker
+from {schema}.attempts where run_id = %(run_id)s
+union all
+select key, attempt, null, since, null, null, worker from {schema}.in_flight where run_id = %(run_id)s
+order by key, attempt
+""",
+)
+
+# A hint on a channel; outside the journal's transactions, because all commits with a NOTIFY queue up behind one lock.
+NOTIFY = Statement("notify", "select pg_notify(%(channel)s, '')")
+
+
+def start_runs(rows: Sequence[StartRow]) -> list[Bound]:
+    """Start `rows` in one commit. For `run_all`; `parse_started` reads the last result.
+
+    Repeatable: a retry after a lost acknowledgement finds its own rows and reports them as created.
+    """
+    asked = [
+        {
+            "id": str(r.id),
+            "workflow": r.workflow,
+            "key": r.key,
+            "queue": r.queue,
+            "priority": r.priority,
+            "input": r.input,
+            "delay": r.delay,
+            "until": r.available_at,
+        }
+        for r in rows
+    ]
+    document = {"rows": json.dumps(asked)}
+    return [(START, document), (START_READ, document)]
+
+
+def parse_started(results: Sequence[Iterable[tuple[Any, ...]]]) -> dict[UUID, Started]:
+    """By the id asked for. One is missing if its id is taken by a run of another key."""
+    return {row[0]: Started(row[0], row[1], row[2], row[3], State(row[4])) for row in results[-1]}
+
+
+def claim(
+    *,
+    queue: str,
+    workflows: Sequence[str],
+    worker: UUID,
+    token: UUID,
+    limit: int = CLAIM_RUNS_MAX,
+    protocol: int = PROTOCOL,
+) -> list[Bound]:
+    """Take up to `limit` runs under a fresh `token`. For `run_all`; `parse_claim` reads the results.
+
+    Repeatable: a retry with the same token also hands over what its first try had taken.
+    """
+    held = {"worker": worker, "token": token}
+    wanted = {"queue": queue, "workflows": list(workflows), "limit": limit, "protocol": protocol}
+    return [
+        (CLAIM, held | wanted),
+        (CLAIM_RUNS, held),
+        (CLAIM_JOURNAL, held | {"head": HEAD_ENTRIES, "bytes": CLAIM_BYTES_MAX}),
+    ]
+
+
+def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
+    """The runs with the heads of their journals, in the order of the queue."""
+    _, runs, entries = results
+    claimed = {row[0]: ClaimedRun(row[0], token, *row[1:]) for row in runs}
+    for row in entries:
+        claimed[row[0]].entries.append(parse_entry(row[1:]))
+    return list(claimed.values())
+
+
+def promote_due(limit: int = REAP_RUNS_MAX) -> Bound:
+    """Make due runs pending, at most `limit`; `parse_promoted` reads it. A full turn means that there may be more."""
+    return PROMOTE, {"limit": limit}
+
+
+def parse_promoted(rows: Sequence[tuple[Any, ...]]) -> Promoted:
+    """How many, and when the next is due."""
+    return Promoted(*rows[0])
+
+
+def renew_token(run_id: UUID, old: UUID, new: UUID) -> Bound:
+    """A new token under the same lease; returns a row (wakes), or none if the lease is another's. Repeatable.
+
+    The journal is to be read after it, by a statement of its own: this one waits for a write in flight.
+    """
+    return RENEW, {"run_id": run_id, "old": old, "new": new}
+
+
+def hold_run(run_id: UUID, token: UUID, reason: str) -> Bound:
+    """Returns a row, or none if the lease is another's."""
+    # Postgres text takes no NUL and UTF-8 no lone surrogate; the reason must get through whatever it quotes.
+    clean = reason.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode()
+    return HOLD, {"run_id": run_id, "token": token, "reason": clean}
+
+
+def find_run(ref: str) -> Bound:
+    """The run of an id, a key, or the last 6 and more characters of an id; `parse_runs` reads none, one or two rows.
+
+    A string in an id's form is an id and nothing else.
+    """
+    try:
+        return FIND_ID, {"id": UUID(ref)}
+    except ValueError:
+        return FIND_KEY, {"ref": ref, "suffix": re.fullmatch(r"[0-9a-fA-F-]{6,36}", ref) is not None}
+
+
+def list_runs(
+    *,
+    state: str | None = None,
+    workflow: str | None = None,
+    queue: str | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> Bound:
+    """Runs, newest first; `before` continues a list after that id; `parse_runs` reads it."""
+    return LIST, {"state": state, "workflow": workflow, "queue": queue, "before": before, "limit": limit}
+
+
+def parse_runs(rows: Iterable[tuple[Any, ...]]) -> list[RunRow]:
+    """Runs as rows, times in UTC."""
+    return [RunRow(*row[:3], State(row[3]), *row[4:8], *(_utc(t) for t in row[8:12]), *row[12:]) for row in rows]
+
+
+def run_results(ids: Sequence[UUID]) -> Bound:
+    """Where runs stand; `parse_results` reads it. A run that does not exist is missing."""
+    return RESULTS, {"ids": list(ids)}
+
+
+def parse_results(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, RunResult]:
+    """By run."""
+    return {row[0]: RunResult(row[0], row[1], State(row[2]), *row[3:]) for row in rows}
+
+
+def show_payloads(run_id: UUID) -> Bound:
+    """Returns one row: input, output, error, each JSON text or null."""
+    return SHOW_PAYLOADS, {"run_id": run_id}
+
+
+def show_journal(run_id: UUID, *, after: int = 0, limit: int = 1_000) -> Bound:
+    """Returns rows of ENTRY_COLUMNS (`parse_entry` takes the first 14), then recorded_at (datetime) and worker."""
+    return SHOW_JOURNAL, {"run_id": run_id, "after": after, "limit": limit}
+
+
+def show_attempts(run_id: UUID) -> Bound:
+    """Returns rows: key, attempt, error, started_at, ended_at, next_at, worker; running bodies have no error, no ended_at."""
+    return SHOW_ATTEMPTS, {"run_id": run_id}
+
+
+def notify(channel: str) -> Bound:
+    """A hint on `work_channel(schema)` or `done_channel(schema)`."""
+    return NOTIFY, {"channel": channel}
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(UTC)
