@@ -22,7 +22,7 @@ from typing import Final
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable
 from replaykit.runtime import embedded_server
-from replaykit.runtime.embedded_server import ALREADY_SUPERVISED, is_held, open_lock, read_state, state_path
+from replaykit.runtime.embedded_server import ALREADY_SUPERVISED, is_held, open_lock, read_state
 
 __all__ = ["EmbeddedPostgres", "default_home", "find_binaries"]
 
@@ -133,7 +133,6 @@ class EmbeddedPostgres:
     def _spawn_supervisor(self) -> None:
         """Spawn a supervisor; on return it holds its lock, or another one does."""
         binaries = find_binaries()
-        state_path(self.home).unlink(missing_ok=True)
         program = str(Path(embedded_server.__file__).resolve())
         durable = "durable" if self.durable else "throw-away"
         arguments = ["supervise", str(self.home), str(binaries), str(self.linger), durable]

@@ -57,6 +57,8 @@ SOCKET_PATH_BYTES_MAX: Final = 100
 ROOT_BASE: Final = Path("/var/lib/replaykit")
 """Where root's server keeps its files when the server's user cannot reach the home (a 0700 /root)."""
 
+Command = list[str | Path]
+
 SERVER_SETTINGS: Final = {
     "listen_addresses": "",  # only the Unix socket, which only the server's user (and root) may open
     "unix_socket_permissions": "0700",
@@ -92,7 +94,6 @@ class Supervisor:
     def run(self) -> None:
         """Serve until no client is left or SIGTERM comes. A failure is told in `server.json`, then raised."""
         try:
-            state_path(self.home).unlink(missing_ok=True)
             remove_leftovers(self.home)
             cluster = Cluster(self.home, self.bin_dir, durable=self.durable)
             cluster.prepare()
@@ -218,10 +219,10 @@ class Cluster:
         link = self.home / "data"
         if link.is_symlink():
             return link.resolve().parent
-        if self.uid is None:
+        if self.uid is None or link.exists() or self.can_enter(self.home):
             return self.home
         self.home.chmod(self.home.stat().st_mode | 0o011)
-        if link.exists() or self.can_enter(self.home):
+        if self.can_enter(self.home):
             return self.home
         try:
             ROOT_BASE.mkdir(parents=True, exist_ok=True)
@@ -265,7 +266,7 @@ class Cluster:
             raise SetupError(f"{self.data} is not a PostgreSQL data folder and not empty")
         partial = Path(tempfile.mkdtemp(dir=self.data.parent, prefix=".initdb-"))
         self.own_folder(partial)
-        command = [self.bin_dir / "initdb", "-D", partial, "-U", "postgres", "--auth=trust", "--encoding=UTF8"]
+        command: Command = [self.bin_dir / "initdb", "-D", partial, "-U", "postgres", "--auth=trust", "--encoding=UTF8"]
         command += ["--data-checksums", "--no-instructions", "--locale=C"]
         if binaries_major(self.bin_dir) >= 17:
             # The same rules everywhere: no dependence on the locales that happen to be installed.
@@ -273,7 +274,7 @@ class Cluster:
         if not self.durable:
             command += ["--no-sync"]
         self.run_once(command)
-        single = [self.bin_dir / "postgres", "--single", "-D", partial, "-c", "log_checkpoints=off"]
+        single: Command = [self.bin_dir / "postgres", "--single", "-D", partial, "-c", "log_checkpoints=off"]
         single += [] if self.durable else ["-c", "fsync=off"]
         self.run_once([*single, "postgres"], stdin=f"create database {DATABASE}\n")
         with contextlib.suppress(FileNotFoundError):
@@ -346,14 +347,14 @@ class Cluster:
         """Whether the server's user may run the program."""
         return self.succeeds([program, "--version"])
 
-    def succeeds(self, command: list[str | Path]) -> bool:
+    def succeeds(self, command: Command) -> bool:
         """Whether the command, run as the server's user, exits with 0."""
         try:
             return self.spawn(command, subprocess.DEVNULL, self.environment).wait() == 0
         except OSError:
             return False
 
-    def run_once(self, command: list[str | Path], stdin: str = "") -> None:
+    def run_once(self, command: Command, stdin: str = "") -> None:
         """Run a command as the server's user; raises SetupError with what it wrote on stderr."""
         done = subprocess.run(
             command,
@@ -370,9 +371,7 @@ class Cluster:
         if done.returncode != 0:
             raise SetupError(f"{Path(command[0]).name} failed: {done.stderr.strip() or done.stdout.strip()}")
 
-    def spawn(
-        self, command: list[str | Path], output: int | BinaryIO, environment: dict[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def spawn(self, command: Command, output: int | BinaryIO, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a command as the server's user, in a session of its own: a terminal's Ctrl-C is not for it."""
         return subprocess.Popen(
             command,
@@ -579,8 +578,8 @@ def remove_leftovers(home: Path) -> None:
                     left.unlink(missing_ok=True)
 
 
-def server_user(data: Path) -> tuple[int, int] | tuple[None, None]:
-    """Uid and gid that the server runs as; None: as this process. postgres refuses to run as root.
+def server_user(data: Path) -> tuple[int | None, int | None]:
+    """Uid and gid that the server runs as; both None: as this process. postgres refuses to run as root.
 
     No user is made: `REPLAYKIT_PG_USER`, else an existing `postgres`, else `nobody`. Once there is data, its owner.
     """
@@ -707,6 +706,7 @@ def main(arguments: list[str]) -> int:
     home = Path(home_text)
     if not supervisor_lock.take(home / "supervisor.lock", seconds=1.0):
         return ALREADY_SUPERVISED
+    state_path(home).unlink(missing_ok=True)  # only the holder of the lock touches it: clients wait for its next word
     if os.fork() != 0:
         os._exit(0)
     try:
