@@ -3,8 +3,8 @@
 Rules: unqualified DDL, one statement an `op.execute`; columns are only ever added; a change that older releases cannot
 live with comes one release after the code that no longer needs the old form.
 
-No foreign keys: each check would lock the parent row and, with many writers, fill the multixact space; and a schema stays
-a cell that a distributed Postgres can place. Every unique key of a per-run table begins with the run's id.
+No foreign keys: each check would lock the parent row and, with many writers, fill the multixact space; and a schema
+stays a cell that a distributed Postgres can place. Every unique key of a per-run table begins with the run's id.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ create table runs (
 """
 
 RUNS_WORDS = {
-    "state": "pending: wants a worker; running: a worker holds its lease; waiting: for waiting_for, no process holds it; "
-    "held: for a person, see reason; succeeded, failed, cancelled, continued: ended",
-    "waiting_for": "start: its first moment; timer: a sleep or time-out; retry: a step''s next attempt; signal: a receive; "
-    "approval: a person''s answer; child: another run''s end",
+    "state": "pending: wants a worker; running: a worker holds its lease; waiting: for waiting_for, no process holds "
+    "it; held: for a person, see reason; succeeded, failed, cancelled, continued: ended",
+    "waiting_for": "start: its first moment; timer: a sleep or time-out; retry: a step''s next attempt; signal: a "
+    "receive; approval: a person''s answer; child: another run''s end",
     "available_at": "pending: since when; waiting: until when (infinity: until something outside raises wakes)",
     "priority": "smaller runs first; may be updated by hand while pending, as queue may",
     "reason": "held: why, in one sentence; running: why it will be held once its bodies have ended",
@@ -93,8 +93,8 @@ RUNS_WORDS = {
     "seed": "feeds rng(), uuid4() and hashes",
 }
 
-# One unique index for start by key; the others are partial, so that a state costs only what its readers need. A claim reads
-# pending rows alone, in their order: sleepers are in another index and cost it nothing (POSTGRES.md 4.2).
+# One unique index for start by key; the others are partial, so that a state costs only what its readers need. A claim
+# reads pending rows alone, in their order: sleepers are in another index and cost it nothing (POSTGRES.md 4.2).
 RUNS_INDEXES = (
     "create unique index runs_key on runs (key) where key is not null",
     "create index runs_ready on runs (queue, priority, available_at, id) where state = 'pending' and not suspect",
@@ -225,8 +225,8 @@ create table mailbox (
 """
 
 MAILBOX_WORDS = {
-    "kind": "signal: a message for a receive; approval: a person''s answer; resolve: a person''s word on an intent in doubt; "
-    "cancel: a request to end; child: another run''s end",
+    "kind": "signal: a message for a receive; approval: a person''s answer; resolve: a person''s word on an intent "
+    "in doubt; cancel: a request to end; child: another run''s end",
     "raised": "false: its sender''s transaction did not raise runs.wakes; the sweep does",
 }
 
@@ -258,8 +258,8 @@ join runs r on r.id = j.run_id
 left join workers w on w.id = j.worker
 """
 
-# Bodies older than one heartbeat: the row is as old as the last one. Only what the database agrees on: the run is held by
-# that very worker.
+# Bodies older than one heartbeat, as the worker's last one told. Only what the database agrees on: the run is leased by
+# that very worker. A row that holds anything but an array must not break the view for all others.
 IN_FLIGHT = """
 create view in_flight as
 select f.run_id, f.key, f.attempt, timestamptz 'epoch' + f.since * interval '1 microsecond' as since,
@@ -314,8 +314,8 @@ begin
         select r.id, r.workflow into there from runs r where r.key = start.key;
         if found then
             if there.workflow <> start.workflow then
-                raise exception 'start: key % belongs to run % of workflow %, not of %',
-                    quote_literal(start.key), there.id, there.workflow, start.workflow using errcode = 'unique_violation';
+                raise exception 'start: key % belongs to run % of workflow %, not of %', quote_literal(start.key),
+                    there.id, there.workflow, start.workflow using errcode = 'unique_violation';
             end if;
             return there.id;
         end if;

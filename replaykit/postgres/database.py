@@ -6,9 +6,8 @@ database refused what it was given.
 
 from __future__ import annotations
 
-
 from collections.abc import Sequence
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final
 
 import psycopg
 import structlog
@@ -80,7 +79,7 @@ class Database:
         self.dsn = dsn
         self.schema = schema
         self.name = name
-        self._texts: dict[str, LiteralString] = {}
+        self._texts: dict[str, bytes] = {}
 
     async def connect(self) -> Connection:
         """A dedicated autocommit connection.
@@ -148,12 +147,12 @@ class Database:
             self._require(revision)
         return revision
 
-    def text(self, statement: Statement) -> LiteralString:
+    def text(self, statement: Statement) -> bytes:
         """The statement's text for this schema."""
         text = self._texts.get(statement.name)
         if text is None:
             # A percent sign in the schema's name would be taken for a parameter.
-            text = cast(LiteralString, statement.text.replace("{schema}", quote_name(self.schema).replace("%", "%%")))
+            text = statement.text.replace("{schema}", quote_name(self.schema).replace("%", "%%")).encode()
             self._texts[statement.name] = text
         return text
 
@@ -216,7 +215,7 @@ class Connection:
         return await cursor.fetchall() if cursor.description else []
 
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
-        """Execute several in one transaction and one round trip; each has a snapshot of its own, younger than the last."""
+        """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
         async with self._raw.pipeline():
             if self.pooled:
@@ -228,7 +227,7 @@ class Connection:
         """Subscribe to hints. A pooler would accept it and deliver nothing: refused."""
         if self.pooled:
             raise ConfigurationError("a connection through a pooler cannot listen; poll instead")
-        await self._raw.execute(cast(LiteralString, f"listen {quote_name(channel)}"))
+        await self._raw.execute(f"listen {quote_name(channel)}".encode())
 
     async def wait_notify(self, timeout: float) -> bool:
         """Wait for a hint, at most `timeout` seconds; False if none came."""
@@ -300,7 +299,7 @@ VERSION = Statement("alembic_version-read", "select version_num from {schema}.al
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same statement may succeed later: the connection or the server was at fault, not what it was given."""
+    """Whether the same statement may succeed later: connection or server were at fault, not what it was given."""
     if isinstance(error, DatabaseUnreachable | OSError):
         return True
     if not isinstance(error, psycopg.Error):

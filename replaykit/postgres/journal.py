@@ -1,8 +1,8 @@
-"""The journal's statements: the fenced write of many runs, of one entry, what became of a write, pages of a long journal.
+"""The journal's statements: the fenced write of many runs, of one entry, what became of a write, a page.
 
 Every write locks the run rows whose token matches (`for no key update`) and writes only under that lock, in the same
-statement: a worker that lost its lease cannot write (POSTGRES.md 3). Values after the lock wait come from the locked row,
-never from a subselect, which would see the statement's older snapshot.
+statement: a worker that lost its lease cannot write (POSTGRES.md 3). What it decides after the lock wait it decides by
+the locked row, never by a subselect, which would see the statement's older snapshot.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _COLUMNS: Final = (
     " started_at, at, due_at, worker, write_id"
 )
 
-# Units of many runs. `good` are those whose lease and wakes are right; `done` those of them whose entries all went in, and
-# only their changes are made. A unit of which a part stands already can only be our defect: the cast fails, the whole
-# statement is rolled back, and the writer finds the unit by sending each alone.
-# now() and not clock_timestamp(): the columns of one row must agree on what is due.
-# Payloads travel as text inside the document: a json string with \u0000 would be unescaped by json_to_recordset.
+# Units of many runs. `good` are those whose lease and wakes are right; `done` those of them whose entries all went in,
+# and only their changes are made. A unit of which a part stands already can only be our defect: the cast fails, the
+# whole statement is rolled back, and the writer finds the unit by sending each alone. now() and not clock_timestamp():
+# the columns of one row must agree on what is due. Payloads travel as text inside the document: a json string with
+# \u0000 would be unescaped by json_to_recordset.
 WRITE_UNITS = Statement(
     "journal-write-fenced",
     f"""
@@ -57,9 +57,11 @@ with unit as materialized (
 ), ins as (
     insert into {{schema}}.journal ({_COLUMNS})
     select e.run_id, e.seq, e.key, e.name, e.kind, e.outcome, coalesce(e.attempt, 1), e.input::json, e.output::json,
-        e.error::json, e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, g.worker, g.write_id
+        e.error::json, e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, g.worker,
+        g.write_id
     from json_to_recordset(%(entries)s::json) as e(run_id uuid, seq int, key text, name text, kind text, outcome text,
-        attempt int, input text, output text, error text, digest text, ikey text, started_at bigint, at bigint, due_at bigint)
+        attempt int, input text, output text, error text, digest text, ikey text, started_at bigint, at bigint,
+        due_at bigint)
     join good g on g.run_id = e.run_id
     on conflict (run_id, seq) do nothing returning run_id
 ), counted as materialized (
@@ -103,9 +105,10 @@ with held as materialized (
     select id, worker, wakes from {{schema}}.runs where id = %(run_id)s and lease_token = %(token)s for no key update
 ), ins as (
     insert into {{schema}}.journal ({_COLUMNS})
-    select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int, %(input)s::json, %(output)s::json,
-        %(error)s::json, %(digest)s, %(ikey)s, {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")},
-        {moment("%(due_at)s::bigint")}, h.worker, %(write_id)s
+    select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int,
+        %(input)s::json, %(output)s::json, %(error)s::json, %(digest)s, %(ikey)s,
+        {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")}, {moment("%(due_at)s::bigint")},
+        h.worker, %(write_id)s
     from held h where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
     on conflict (run_id, seq) do nothing returning 1
 )
@@ -115,8 +118,8 @@ select %(run_id)s, case when not exists (select from held) then 'fenced' when ex
 )
 
 # Whether units that came back refused stand all the same, by an earlier try whose acknowledgement was lost: all their
-# entries, or (a unit of only a change) the run's last change, bear their write_id. A statement of its own, sent after the
-# verdict: a retry that raced its own first attempt was judged by a snapshot from before that attempt's commit.
+# entries, or (a unit of only a change) the run's last change, bear their write_id. A statement of its own, sent after
+# the verdict: a retry that raced its own first attempt was judged by a snapshot from before that attempt's commit.
 RECHECK = Statement(
     "journal-read-own",
     """
@@ -199,7 +202,8 @@ def parse_verdicts(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, Verdict]:
 def recheck(units: Sequence[Unit]) -> Bound:
     """Whether `units` stand by an earlier try. Ask for each that was tried before and came back anything but OK.
 
-    FENCED, CONFLICT and STALE alike: after a lost acknowledgement the lease may be gone, the seq taken, the mailbox moved.
+    FENCED, CONFLICT and STALE alike: after a lost acknowledgement the lease may be gone, the seq taken, the mailbox
+    moved.
     """
     rows = [
         {

@@ -1,8 +1,9 @@
 """The statements on workers and the leases of their runs: register, beat, release, reap, prune.
 
-Only the database's clock decides. A worker is one incarnation of a process; all its runs are leased by its one row. Lock
-order everywhere: workers, then runs by id. Whoever takes runs from a worker marks its row stopped in the same statement;
-runs that a claim in flight adds after that are handed back by the next sweep, which looks at stopped workers too.
+Only the database's clock decides. A worker is one incarnation of a process; all its runs are leased by its one row.
+Lock order everywhere: workers, then runs by id. Whoever takes runs from a worker marks its row stopped in the same
+statement; runs that a claim in flight adds after that are handed back by the next sweep, which looks at stopped workers
+too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -20,15 +20,12 @@ from replaykit.postgres.schema import Bound, Statement, us
 __all__ = [
     "Reaped",
     "Released",
-    "WorkerRow",
     "heartbeat",
     "insert_worker",
-    "list_workers",
     "live_workflows",
     "parse_clock",
     "parse_reaped",
     "parse_released",
-    "parse_workers",
     "parse_workflows",
     "prune_workers",
     "reap_expired",
@@ -50,27 +47,6 @@ class Released:
     """A worker's runs handed back."""
 
     runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker, as people see it. `state`: live, expired (silent past its lease) or stopped."""
-
-    id: UUID
-    state: str
-    hostname: str
-    pid: int
-    started_at: datetime
-    heartbeat_at: datetime
-    expires_at: datetime
-    stopped_at: datetime | None
-    lease_seconds: float
-    queues: list[str]
-    workflows: dict[str, Any]
-    version: str | None
-    python: str | None
-    health: dict[str, Any] | None
-    running: int
 
 
 INSERT = Statement(
@@ -99,8 +75,8 @@ returning {us("clock_timestamp()")}
 
 _GIVE_BACK = "state = 'pending', lease_token = null, worker = null, reason = null"
 
-# Hand back all runs of one worker that is known to be gone or done, and mark its row. Waits for a write in flight, so that
-# none is left out: a worker killed under load has a batch of a hundred runs on its way.
+# Hand back all runs of one worker that is known to be gone or done, and mark its row. Waits for a write in flight, so
+# that none is left out: a worker killed under load has a batch of a hundred runs on its way.
 RELEASE = Statement(
     "workers-release-runs",
     f"""
@@ -125,8 +101,8 @@ returning id
 """,
 )
 
-# Mark workers that are silent past their lease, and hand back runs of theirs and of workers that stopped before. Runs that
-# a write in flight has locked are left to the next sweep.
+# Mark workers that are silent past their lease, and hand back runs of theirs and of workers that stopped before. Runs
+# that a write in flight has locked are left to the next sweep.
 REAP = Statement(
     "workers-reap-expired",
     f"""
@@ -170,19 +146,6 @@ order by w.started_at
 """,
 )
 
-LIST_WORKERS = Statement(
-    "workers-list",
-    """
-select w.id, case when w.stopped_at is not null then 'stopped' when w.expires_at < clock_timestamp() then 'expired'
-    else 'live' end, w.hostname, w.pid, w.started_at, w.heartbeat_at, w.expires_at, w.stopped_at, w.lease_seconds, w.queues,
-    w.workflows::text, w.version, w.python, w.health::text,
-    (select count(*) from {schema}.runs r where r.worker = w.id and r.state = 'running')
-from {schema}.workers w
-where %(stopped)s or w.stopped_at is null
-order by w.started_at, w.id
-""",
-)
-
 
 def insert_worker(
     worker_id: UUID,
@@ -217,7 +180,7 @@ def heartbeat(worker_id: UUID, in_flight: Sequence[Any] = (), health: Any = None
     """Renew the lease of all runs of the worker; `parse_clock` reads it: None means that the row was reaped.
 
     Args:
-        in_flight: `{"run_id", "key", "attempt", "since"}` of each body, `since` in microseconds; read by view in_flight.
+        in_flight: `{"run_id", "key", "attempt", "since"}` of each body, `since` in microseconds: view in_flight.
         health: a JSON value for people.
     """
     return HEARTBEAT, {"id": worker_id, "in_flight": json.dumps(list(in_flight)), "health": json.dumps(health)}
@@ -243,7 +206,7 @@ def parse_released(rows: Sequence[tuple[Any, ...]]) -> Released:
 
 
 def stop_worker(worker_id: UUID) -> Bound:
-    """Mark a worker done, after its runs were handed back. Not for one that leaves bodies alive: its lease must run out."""
+    """Mark a worker done, its runs handed back. Not for one that leaves bodies alive: its lease must run out."""
     return STOP, {"id": worker_id}
 
 
@@ -274,29 +237,3 @@ def live_workflows() -> Bound:
 def parse_workflows(rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     """Name to input schema; of several workers with the name, the one that started last."""
     return {name: json.loads(schema) for name, schema in rows}
-
-
-def list_workers(*, stopped: bool = False) -> Bound:
-    """Workers, oldest first, with how many runs each holds; `parse_workers` reads it."""
-    return LIST_WORKERS, {"stopped": stopped}
-
-
-def parse_workers(rows: Iterable[tuple[Any, ...]]) -> list[WorkerRow]:
-    """Workers as rows, times in UTC."""
-    return [
-        WorkerRow(
-            *row[:4],
-            *(_utc(t) for t in row[4:8]),
-            row[8],
-            row[9],
-            json.loads(row[10]),
-            *row[11:13],
-            None if row[13] is None else json.loads(row[13]),
-            row[14],
-        )
-        for row in rows
-    ]
-
-
-def _utc(moment: datetime | None) -> datetime | None:
-    return None if moment is None else moment.astimezone(UTC)

@@ -49,10 +49,10 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
         _refuse_pooler(conn, dsn)
         if current_revision(conn, schema) == REVISION:
             return False
-        # Never block on pg_advisory_lock(): a waiter holds a snapshot, CREATE INDEX CONCURRENTLY would wait for it, and the
-        # two deadlock (POSTGRES.md 7).
+        # Never block on pg_advisory_lock(): a waiter holds a snapshot, CREATE INDEX CONCURRENTLY would wait for it, and
+        # the two deadlock (POSTGRES.md 7).
         key = _lock_key(schema)
-        while not conn.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone() == (True,):
+        while conn.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone() != (True,):
             time.sleep(POLL_SECONDS)
         try:
             return _upgrade(conn, schema)

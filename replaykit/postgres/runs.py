@@ -1,7 +1,7 @@
-"""The statements on runs: start, claim, promote, renew, hold, find, list, show.
+"""The statements on runs: start, claim, promote, renew, hold, find, list, list.
 
-A claim takes rows in one statement and reads what belongs to them in others of the same transaction, whose snapshots are
-younger: fused into one it would hand over a journal from before the previous owner's last commit (POSTGRES.md 3).
+A claim takes rows in one statement and reads what belongs to them in others of the same transaction, whose snapshots
+are younger: fused into one it would hand over a journal from before the previous owner's last commit (POSTGRES.md 3).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ __all__ = [
     "claim",
     "find_run",
     "hold_run",
-    "list_runs",
     "notify",
     "parse_claim",
     "parse_promoted",
@@ -38,9 +37,6 @@ __all__ = [
     "promote_due",
     "renew_token",
     "run_results",
-    "show_attempts",
-    "show_journal",
-    "show_payloads",
     "start_runs",
 ]
 
@@ -127,13 +123,14 @@ with asked as materialized (
     select * from json_to_recordset(%(rows)s::json) as a(id uuid, workflow text, key text, queue text, priority int,
         input text, delay bigint, until bigint)
 ), timed as (
-    select a.*, coalesce({moment("a.until")}, clock_timestamp() + a.delay * interval '1 microsecond') as first_at from asked a
+    select a.*, coalesce({moment("a.until")}, now() + a.delay * interval '1 microsecond', now()) as first_at
+    from asked a
 ), ins as (
     insert into {{schema}}.runs (id, workflow, key, queue, priority, state, waiting_for, available_at)
     select id, workflow, key, queue, priority,
         case when first_at > now() then 'waiting' else 'pending' end,
         case when first_at > now() then 'start' end,
-        coalesce(first_at, clock_timestamp())
+        first_at
     from timed order by key, id
     on conflict do nothing returning id
 )
@@ -142,8 +139,8 @@ on conflict do nothing
 """,
 )
 
-# What stands under the id or key of each start. A statement of its own: younger than the commit of another's start of the
-# same key, which the insert waited for.
+# What stands under the id or key of each start. A statement of its own: younger than the commit of another's start of
+# the same key, which the insert waited for.
 START_READ = Statement(
     "runs-read-started",
     """
@@ -157,8 +154,8 @@ cross join lateral (
 """,
 )
 
-# Take pending runs of one queue, in order, past those that other claims are taking. Only for a worker whose row is alive:
-# a process that was stopped past its lease must not take more.
+# Take pending runs of one queue, in order, past those that other claims are taking. Only for a worker whose row is
+# alive: a process that was stopped past its lease must not take more.
 CLAIM = Statement(
     "runs-claim-pending",
     """
@@ -190,7 +187,8 @@ order by r.priority, r.available_at, r.id
 """,
 )
 
-# The heads of their journals: so many entries a run, so many bytes together (as stored: nothing is unpacked to be measured).
+# The heads of their journals: so many entries a run, so many bytes together (as stored: nothing is unpacked to be
+# measured).
 CLAIM_JOURNAL = Statement(
     "journal-read-claimed",
     f"""
@@ -215,7 +213,8 @@ with due as materialized (
     select id from {{schema}}.runs where state = 'waiting' and available_at <= now()
     order by available_at limit %(limit)s for update skip locked
 ), up as (
-    update {{schema}}.runs set state = 'pending', waiting_for = null where id = any(array(select id from due)) returning 1
+    update {{schema}}.runs set state = 'pending', waiting_for = null
+    where id = any(array(select id from due)) returning 1
 )
 select (select count(*) from up),
     (select {us("available_at")} from {{schema}}.runs
@@ -244,7 +243,8 @@ where id = %(run_id)s and lease_token = %(token)s returning id
 
 _RUN_COLUMNS: Final = (
     "r.id, r.workflow, r.key, r.state, r.queue, r.priority, r.waiting_for, r.reason, r.created_at, r.started_at,"
-    " r.finished_at, nullif(r.available_at, 'infinity'), r.parent_id, r.forked_from, r.recoveries, r.worker, r.protocol,"
+    " r.finished_at, nullif(r.available_at, 'infinity'), r.parent_id, r.forked_from, r.recoveries, r.worker,"
+    " r.protocol,"
     " coalesce((select j.seq from {schema}.journal j where j.run_id = r.id order by j.seq desc limit 1), 0)"
 )
 
@@ -266,17 +266,6 @@ order by r.id
 """,
 )
 
-# Newest first (ids begin with their time).
-LIST = Statement(
-    "runs-list",
-    f"""
-select {_RUN_COLUMNS} from {{schema}}.runs r
-where (%(state)s::text is null or r.state = %(state)s) and (%(workflow)s::text is null or r.workflow = %(workflow)s)
-    and (%(queue)s::text is null or r.queue = %(queue)s) and (%(before)s::uuid is null or r.id < %(before)s)
-order by r.id desc limit %(limit)s
-""",
-)
-
 # For clients that wait. Output and error only of runs that have ended.
 RESULTS = Statement(
     "runs-read-results",
@@ -285,32 +274,6 @@ select r.id, r.workflow, r.state, r.reason, p.output::text, p.error::text
 from unnest(%(ids)s::uuid[]) as i(id)
 join {schema}.runs r on r.id = i.id
 left join {schema}.payloads p on p.run_id = r.id and r.finished_at is not null
-""",
-)
-
-SHOW_PAYLOADS = Statement(
-    "payloads-read",
-    "select input::text, output::text, error::text from {schema}.payloads where run_id = %(run_id)s",
-)
-
-# A run's journal for people: entries in order, with the writer.
-SHOW_JOURNAL = Statement(
-    "journal-read-shown",
-    f"""
-select {ENTRY_COLUMNS}, j.recorded_at, j.worker
-from {{schema}}.journal j where j.run_id = %(run_id)s and j.seq > %(after)s order by j.seq limit %(limit)s
-""",
-)
-
-# Tries that failed, and bodies that run now (error null, ended_at null).
-SHOW_ATTEMPTS = Statement(
-    "attempts-read-shown",
-    """
-select key, attempt, error::text, started_at, ended_at, next_at, null::uuid as worker
-from {schema}.attempts where run_id = %(run_id)s
-union all
-select key, attempt, null, since, null, null, worker from {schema}.in_flight where run_id = %(run_id)s
-order by key, attempt
 """,
 )
 
@@ -412,21 +375,31 @@ def find_run(ref: str) -> Bound:
         return FIND_KEY, {"ref": ref, "suffix": re.fullmatch(r"[0-9a-fA-F-]{6,36}", ref) is not None}
 
 
-def list_runs(
-    *,
-    state: str | None = None,
-    workflow: str | None = None,
-    queue: str | None = None,
-    before: UUID | None = None,
-    limit: int = 50,
-) -> Bound:
-    """Runs, newest first; `before` continues a list after that id; `parse_runs` reads it."""
-    return LIST, {"state": state, "workflow": workflow, "queue": queue, "before": before, "limit": limit}
-
-
 def parse_runs(rows: Iterable[tuple[Any, ...]]) -> list[RunRow]:
     """Runs as rows, times in UTC."""
-    return [RunRow(*row[:3], State(row[3]), *row[4:8], *(_utc(t) for t in row[8:12]), *row[12:]) for row in rows]
+    return [
+        RunRow(
+            id=row[0],
+            workflow=row[1],
+            key=row[2],
+            state=State(row[3]),
+            queue=row[4],
+            priority=row[5],
+            waiting_for=row[6],
+            reason=row[7],
+            created_at=row[8].astimezone(UTC),
+            started_at=_utc(row[9]),
+            finished_at=_utc(row[10]),
+            available_at=_utc(row[11]),
+            parent_id=row[12],
+            forked_from=row[13],
+            recoveries=row[14],
+            worker=row[15],
+            protocol=row[16],
+            entries=row[17],
+        )
+        for row in rows
+    ]
 
 
 def run_results(ids: Sequence[UUID]) -> Bound:
@@ -437,21 +410,6 @@ def run_results(ids: Sequence[UUID]) -> Bound:
 def parse_results(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, RunResult]:
     """By run."""
     return {row[0]: RunResult(row[0], row[1], State(row[2]), *row[3:]) for row in rows}
-
-
-def show_payloads(run_id: UUID) -> Bound:
-    """Returns one row: input, output, error, each JSON text or null."""
-    return SHOW_PAYLOADS, {"run_id": run_id}
-
-
-def show_journal(run_id: UUID, *, after: int = 0, limit: int = 1_000) -> Bound:
-    """Returns rows of ENTRY_COLUMNS (`parse_entry` takes the first 14), then recorded_at (datetime) and worker."""
-    return SHOW_JOURNAL, {"run_id": run_id, "after": after, "limit": limit}
-
-
-def show_attempts(run_id: UUID) -> Bound:
-    """Returns rows: key, attempt, error, started_at, ended_at, next_at, worker; running bodies have no error, no ended_at."""
-    return SHOW_ATTEMPTS, {"run_id": run_id}
 
 
 def notify(channel: str) -> Bound:

@@ -1,7 +1,7 @@
 """The schema revision that this release needs, a statement as a value, and how names are quoted.
 
-A `Statement`'s text holds `{schema}` where the quoted schema's name goes and psycopg's `%(name)s` for parameters. Its name
-is table-verb-guard. Everything is schema-qualified: no session needs a search_path.
+A `Statement`'s text holds `{schema}` where the quoted schema's name goes and psycopg's `%(name)s` for parameters. Its
+name is table-verb-guard. Everything is schema-qualified: no session needs a search_path.
 """
 
 from __future__ import annotations
