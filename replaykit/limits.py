@@ -95,3 +95,21 @@ LOCK_TIMEOUT_SECONDS: Final = 2.0
 
 WORKER_ROWS_KEEP_SECONDS: Final = 86_400.0
 """Rows of workers that have stopped are kept this long, to be read by people."""
+
+CLIENT_RETRY_SECONDS: Final = 60.0
+"""How long a client sends a start or a question again after its connection was lost: longer than a failover takes."""
+
+CLIENT_BACKOFF_SECONDS_MAX: Final = 1.0
+"""The longest pause of a client between two tries to reconnect."""
+
+START_RUNS_MAX: Final = 1_000
+"""Starts that share one commit."""
+
+WATCH_RUNS_MAX: Final = 1_000
+"""Awaited runs that one query looks at; more take turns, so that a look stays a few milliseconds."""
+
+WATCH_PAUSE_SECONDS_MAX: Final = 1.0
+"""Time between two looks at awaited runs when no hint (NOTIFY) comes."""
+
+NAMED_SECONDS: Final = 2.0
+"""How long a client trusts what it read of the live workers' workflows when it starts a run by name."""

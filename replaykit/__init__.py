@@ -1,0 +1,81 @@
+"""Durable execution for Python: plain async functions that survive crashes, journaled in Postgres.
+
+    from replaykit import Client, Worker, step, workflow
+
+What a workflow's module needs is small; the runtime (psycopg, structlog) is imported when it is first asked for, so
+that `replaykit --help` and a module that only declares workflows start fast (PEP 562).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replaykit.errors import (
+    ConfigurationError,
+    DatabaseUnreachable,
+    KeyConflict,
+    NotJournalable,
+    OutsideRun,
+    ReplaykitError,
+    RunCancelled,
+    RunFailed,
+    RunHeld,
+    RunNotFound,
+    SchemaMismatch,
+    StepFailed,
+    WorkflowUnknown,
+)
+
+if TYPE_CHECKING:
+    from replaykit.replay.calls import StepInfo, Workflow, now, rng, sleep, step, uuid4, workflow
+    from replaykit.runtime.client import Client, Handle, RunInfo
+    from replaykit.runtime.worker import Worker
+
+__all__ = [
+    "Client",
+    "ConfigurationError",
+    "DatabaseUnreachable",
+    "Handle",
+    "KeyConflict",
+    "NotJournalable",
+    "OutsideRun",
+    "ReplaykitError",
+    "RunCancelled",
+    "RunFailed",
+    "RunHeld",
+    "RunInfo",
+    "RunNotFound",
+    "SchemaMismatch",
+    "StepFailed",
+    "StepInfo",
+    "Worker",
+    "Workflow",
+    "WorkflowUnknown",
+    "now",
+    "rng",
+    "sleep",
+    "step",
+    "uuid4",
+    "workflow",
+]
+
+# Hidden from type checkers: with a module `__getattr__` in sight they would accept any misspelt name.
+if not TYPE_CHECKING:
+    _HOMES = {
+        "replaykit.replay.calls": ("StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"),
+        "replaykit.runtime.client": ("Client", "Handle", "RunInfo"),
+        "replaykit.runtime.worker": ("Worker",),
+    }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+    def __getattr__(name):
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

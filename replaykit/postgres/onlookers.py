@@ -1,0 +1,147 @@
+"""The statements of those who look on and write nothing: the command line's lists, and clients that wait.
+
+Rows come as JSON objects made by the server, so that `--json` has the SQL names, payloads are copied and never parsed,
+and times are ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+from uuid import UUID
+
+from replaykit.postgres.schema import Bound, Statement
+
+__all__ = [
+    "parse_rows",
+    "shown_attempts",
+    "shown_in_flight",
+    "shown_journal",
+    "shown_run",
+    "shown_runs",
+    "shown_workers",
+    "unlisten",
+]
+
+# The contract's columns, and what follows from the run's other tables. The lease's token and the counters are not news.
+_RUN: Final = (
+    "r.id, r.workflow, r.key, r.state, r.queue, r.priority, r.waiting_for, r.reason, r.created_at,"
+    " nullif(r.available_at, 'infinity') as available_at, r.started_at, r.finished_at, r.parent_id, r.forked_from,"
+    " r.recoveries, r.worker, r.protocol, r.seed,"
+    " coalesce((select j.seq from {schema}.journal j where j.run_id = r.id order by j.seq desc limit 1), 0) as entries"
+)
+
+# Newest first: ids begin with their time.
+RUNS = Statement(
+    "runs-list-shown",
+    f"""
+select row_to_json(s)::text from (
+    select {_RUN}
+    from {{schema}}.runs r
+    where (%(state)s::text is null or r.state = %(state)s) and (%(workflow)s::text is null or r.workflow = %(workflow)s)
+    order by r.id desc limit %(limit)s
+) s
+""",
+)
+
+RUN = Statement(
+    "runs-read-shown",
+    f"""
+select row_to_json(s)::text from (
+    select {_RUN}, p.input, p.output, p.error
+    from {{schema}}.runs r left join {{schema}}.payloads p on p.run_id = r.id
+    where r.id = %(run_id)s
+) s
+""",
+)
+
+# In the order of delivery; without the columns that only the engine reads.
+JOURNAL = Statement(
+    "journal-list-shown",
+    """
+select row_to_json(s)::text from (
+    select j.run_id, j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input, j.output, j.error, j.idempotency_key,
+        j.started_at, j.at, j.due_at, j.recorded_at, j.worker
+    from {schema}.journal j where j.run_id = %(run_id)s order by j.seq
+) s
+""",
+)
+
+ATTEMPTS = Statement(
+    "attempts-list-shown",
+    """
+select row_to_json(s)::text from (
+    select a.* from {schema}.attempts a where a.run_id = %(run_id)s order by a.started_at, a.key, a.attempt
+) s
+""",
+)
+
+# Bodies that run now, of some runs. The rows of live workers are few.
+IN_FLIGHT = Statement(
+    "in_flight-list-shown",
+    """
+select row_to_json(s)::text from (
+    select f.* from {schema}.in_flight f where f.run_id = any(%(run_ids)s) order by f.since, f.key
+) s
+""",
+)
+
+WORKERS = Statement(
+    "workers-list-shown",
+    """
+select row_to_json(s)::text from (
+    select w.id, case when w.stopped_at is not null then 'stopped' when w.expires_at < clock_timestamp() then 'expired'
+            else 'live' end as state,
+        w.hostname, w.pid, w.started_at, w.heartbeat_at, w.expires_at, w.stopped_at, w.lease_seconds, w.queues,
+        w.workflows, w.version, w.python, w.health, w.in_flight,
+        (select count(*) from {schema}.runs r where r.worker = w.id and r.state = 'running') as running
+    from {schema}.workers w
+    where %(stopped)s or w.stopped_at is null
+    order by w.started_at, w.id
+) s
+""",
+)
+
+
+UNLISTEN = Statement("unlisten", "unlisten *")
+
+
+def shown_runs(*, state: str | None = None, workflow: str | None = None, limit: int = 50) -> Bound:
+    """Runs, newest first."""
+    return RUNS, {"state": state, "workflow": workflow, "limit": limit}
+
+
+def shown_run(run_id: UUID) -> Bound:
+    """One run with its payloads."""
+    return RUN, {"run_id": run_id}
+
+
+def shown_journal(run_id: UUID) -> Bound:
+    """Its whole journal."""
+    return JOURNAL, {"run_id": run_id}
+
+
+def shown_attempts(run_id: UUID) -> Bound:
+    """Its tries that failed and were retried."""
+    return ATTEMPTS, {"run_id": run_id}
+
+
+def shown_in_flight(run_ids: Iterable[UUID]) -> Bound:
+    """Bodies of these runs that run now."""
+    return IN_FLIGHT, {"run_ids": list(run_ids)}
+
+
+def shown_workers(*, stopped: bool = False) -> Bound:
+    """Workers, oldest first; with `stopped` those that have ended too."""
+    return WORKERS, {"stopped": stopped}
+
+
+def unlisten() -> Bound:
+    """No more hints on this connection: those that nobody reads would fill the server's queue."""
+    return UNLISTEN, {}
+
+
+def parse_rows(rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The rows as dicts by SQL name."""
+    return [json.loads(row[0]) for row in rows]

@@ -1,0 +1,417 @@
+"""The client: start runs, and wait for what becomes of them.
+
+    client = Client("postgresql://localhost/app")
+    handle = await client.options(key="order-42").start(checkout, order)
+    receipt = await handle.result()
+
+A start is durable when it returns and idempotent by key. Nothing is opened before the first use; each event loop has
+connections of its own (one for questions and starts, one more while a result is awaited).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import datetime as dt
+import math
+import threading
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from uuid import UUID
+
+from replaykit.errors import (
+    ConfigurationError,
+    KeyConflict,
+    RunCancelled,
+    RunFailed,
+    RunHeld,
+    RunNotFound,
+)
+from replaykit.limits import KEY_BYTES_MAX
+from replaykit.postgres.database import Database
+from replaykit.postgres.runs import RunResult, StartRow, find_run, parse_results, parse_runs, run_results
+from replaykit.replay.calls import Moment, Workflow
+from replaykit.replay.codec import codec_for
+from replaykit.replay.entries import State
+from replaykit.replay.failures import decode_error, error_summary
+from replaykit.replay.keys import check_name
+from replaykit.runtime.ids import new_id
+from replaykit.runtime.line import Line
+from replaykit.runtime.named import NamedWorkflows
+from replaykit.runtime.starts import Starts
+from replaykit.runtime.target import Target
+from replaykit.runtime.watcher import ENDED, Watcher
+
+__all__ = ["Client", "Handle", "RunInfo"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run's row in `runs`, by the same names. Times are aware, in UTC; `entries` is the length of its journal."""
+
+    id: UUID
+    workflow: str
+    key: str | None
+    state: State
+    queue: str
+    priority: int
+    waiting_for: str | None
+    reason: str | None
+    created_at: dt.datetime
+    started_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    available_at: dt.datetime | None
+    parent_id: UUID | None
+    forked_from: UUID | None
+    recoveries: int
+    worker: UUID | None
+    protocol: int | None
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What belongs to the start and not to the workflow."""
+
+    key: str | None = None
+    queue: str = "default"
+    priority: int = 0
+
+
+class Client:
+    """Starts runs and finds them again. Opens at first use; needs no `with`.
+
+    Args:
+        dsn: a URL or libpq connection string. None: `REPLAYKIT_DATABASE_URL`, else the embedded Postgres, which
+            migrates itself (a URL is never migrated unasked: `replaykit db migrate`).
+        schema: the schema that replaykit's tables live in.
+
+    Attributes:
+        target: which database it is.
+    """
+
+    def __init__(self, dsn: str | None = None, schema: str = "replaykit") -> None:
+        self.target = Target(dsn, schema)
+        self._sessions = _Sessions(self.target)
+        self._options = _Options()
+
+    @overload
+    async def start(self, workflow: Workflow[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]: ...
+    @overload
+    async def start(self, workflow: str, /, *args: Any, **kwargs: Any) -> Handle[Any]: ...
+    async def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Start a run, or find the one that holds the key. The run is durable when this returns.
+
+        Concurrent starts share a commit. By name, the arguments are checked against what the live workers say of the
+        workflow; a `RuntimeWarning` says when no live worker has it.
+
+        Raises:
+            TypeError: the arguments do not fit the workflow's parameters.
+            NotJournalable: an argument cannot be recorded without loss.
+            ConfigurationError: by name, an argument does not fit its annotation (the message names the path).
+            KeyConflict: the key belongs to a run of another workflow.
+            DatabaseUnreachable: no connection could be made.
+        """
+        session = await self._sessions.here()
+        if isinstance(workflow, Workflow):
+            name, typed = workflow.name, workflow
+            text = workflow.info.bind(args, kwargs, strict=True).text
+        elif isinstance(workflow, str):
+            name, typed = check_name(workflow, "workflow"), None
+            text = await session.named.bind(name, args, kwargs)
+        else:
+            raise TypeError(f"start({workflow!r}): a workflow is a function with @workflow, or the name of one")
+        asked = self._options
+        row = StartRow(
+            id=new_id(), workflow=name, key=asked.key, queue=asked.queue, priority=asked.priority, input=text
+        )
+        found = await session.starts.start(row)
+        if found.workflow != name:
+            raise KeyConflict(f"key {asked.key!r} belongs to run {found.id} of {found.workflow!r}, not of {name!r}")
+        return Handle(self, typed, run_id=found.id, created=found.id == row.id)
+
+    def options(self, *, key: str | None = None, queue: str | None = None, priority: int | None = None) -> Self:
+        """A client on the same connections that starts with these options; what is None stays as it is.
+
+        Args:
+            key: the caller's idempotency key: a second start under it finds the first one's run.
+            queue: which workers may take the run.
+            priority: smaller runs first.
+        """
+        old = self._options
+        twin = copy.copy(self)
+        twin._options = _Options(
+            key=_checked_key(key) if key is not None else old.key,
+            queue=_checked_queue(queue) if queue is not None else old.queue,
+            priority=_checked_priority(priority) if priority is not None else old.priority,
+        )
+        return twin
+
+    @overload
+    def handle(self, run: UUID | str) -> Handle[Any]: ...
+    @overload
+    def handle(self, run: UUID | str, workflow: Workflow[..., T]) -> Handle[T]: ...
+    def handle(self, run: UUID | str, workflow: Workflow[..., Any] | None = None) -> Handle[Any]:
+        """A handle of a run that is there already; the database is asked when the handle is.
+
+        Args:
+            run: its id, or its key.
+            workflow: with it, the result is decoded by its annotation.
+        """
+        if isinstance(run, UUID):
+            return Handle(self, workflow, run_id=run)
+        return Handle(self, workflow, named=run)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections. The client may be used again: it opens anew."""
+        await self._sessions.close_here()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Handle(Generic[T]):
+    """A run, seen from outside. It holds no connection.
+
+    Attributes:
+        created: True if the `start` that returned it made the run; False: it was there already.
+    """
+
+    __slots__ = ("_client", "_id", "_named", "_workflow", "created")
+
+    def __init__(
+        self,
+        client: Client,
+        workflow: Workflow[..., T] | None,
+        *,
+        run_id: UUID | None = None,
+        named: str | None = None,
+        created: bool = False,
+    ) -> None:
+        self._client = client
+        self._workflow = workflow
+        self._id = run_id
+        self._named = named
+        self.created = created
+
+    @property
+    def id(self) -> UUID:
+        """The run's id. Of a handle by key it is known once `info()` or `result()` was awaited."""
+        if self._id is None:
+            raise RunNotFound(f"the id of run {self._named!r} is not known yet: await handle.info() first")
+        return self._id
+
+    async def info(self) -> RunInfo:
+        """The run's row, now.
+
+        Raises:
+            RunNotFound: no run has that id or key.
+        """
+        session = await self._client._sessions.here()
+        info = await session.find(self._id or self._named or "")
+        self._id = info.id
+        return info
+
+    async def result(self, timeout: Moment | None = None) -> T:
+        """Wait for the run's end and return its result.
+
+        Args:
+            timeout: seconds, a timedelta, or an aware moment; None: as long as it takes, through outages.
+
+        Raises:
+            RunFailed: the run failed; its error is `__cause__`.
+            RunHeld: the run waits for a person.
+            RunCancelled: the run was cancelled.
+            RunNotFound: no run has that id or key.
+            TimeoutError: the builtin; the run goes on.
+        """
+        seconds = seconds_until(timeout)
+        try:
+            # Without time to wait there is still one look: `timeout=0` asks whether the run has ended.
+            async with asyncio.timeout(seconds or None):
+                ended = await self._end(wait=seconds != 0)
+        except TimeoutError:
+            raise TimeoutError(f"run {self._id or self._named} has not ended within {seconds:g} s") from None
+        return self._outcome(ended)
+
+    async def _end(self, *, wait: bool) -> RunResult:
+        session = await self._client._sessions.here()
+        run_id = self._id or (await self.info()).id
+        end = await session.watcher.end_of(run_id) if wait else await session.end_now(run_id)
+        if end is None:
+            raise RunNotFound(f"no run has the id {run_id}")
+        return end
+
+    def _outcome(self, ended: RunResult) -> T:
+        of = f"run {ended.id} of {ended.workflow}"
+        if ended.state == State.SUCCEEDED:
+            return self._decoded(ended.output)
+        if ended.state == State.HELD:
+            raise RunHeld(f"{of} is held: {ended.reason}", reason=ended.reason or "")
+        if ended.state == State.CANCELLED:
+            raise RunCancelled(f"{of} was cancelled")
+        text = ended.error or "{}"
+        kind, message, line = error_summary(text)
+        where = f" ({line})" if line else ""
+        raise RunFailed(f"{of} failed: {kind.removeprefix('builtins.')}: {message}{where}", type=kind, message=message) from decode_error(text)
+
+    def _decoded(self, text: str | None) -> T:
+        if text is None:
+            text = "null"
+        if self._workflow is not None:
+            result: T = self._workflow.info.decode_result(text)
+            return result
+        value: T = codec_for(Any).decode(text)
+        return value
+
+    def __repr__(self) -> str:
+        of = f" of {self._workflow.name}" if self._workflow is not None else ""
+        return f"<Handle {self._id or self._named}{of}>"
+
+
+class _Session:
+    """What a client has on one event loop."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._opening = asyncio.Lock()
+        self._ready = False
+
+    async def open(self) -> None:
+        """Find the database and see that its schema fits; again at the next use if that fails."""
+        if self._ready:
+            return
+        async with self._opening:
+            if self._ready:
+                return
+            dsn = await asyncio.to_thread(self._target.open)
+            database = Database(dsn, self._target.schema)
+            await database.check()
+            self.line = Line(database)
+            self.starts = Starts(self.line, database.schema)
+            self.watcher = Watcher(database)
+            self.named = NamedWorkflows(self.line)
+            self._ready = True
+
+    async def find(self, reference: UUID | str) -> RunInfo:
+        """The run of an id or a key.
+
+        Raises:
+            RunNotFound: there is none.
+        """
+        for row in parse_runs(await self.line.run(find_run(str(reference)))):
+            if reference in (row.id, row.key, str(row.id)):  # people's short forms are for people
+                return RunInfo(**{name: getattr(row, name) for name in RunInfo.__slots__})
+        raise RunNotFound(f"no run has the {'id' if isinstance(reference, UUID) else 'id or key'} {str(reference)!r}")
+
+    async def end_now(self, run_id: UUID) -> RunResult | None:
+        """The run's end; None: no such run. Raises TimeoutError if it has not ended."""
+        result = parse_results(await self.line.run(run_results([run_id]))).get(run_id)
+        if result is not None and result.state not in ENDED:
+            raise TimeoutError
+        return result
+
+    async def close(self) -> None:
+        """Send what was asked for, then close the connections."""
+        async with self._opening:
+            if self._ready:
+                self._ready = False
+                await self.starts.close()
+                await self.watcher.close()
+                await self.line.close()
+
+    def abandon(self) -> None:
+        """Drop the connections of an event loop that is closed."""
+        if self._ready:
+            self._ready = False
+            self.watcher.abandon()
+            self.line.abandon()
+
+    def __del__(self) -> None:
+        self.abandon()
+
+
+class _Sessions:
+    """The sessions of a client and its twins, one for each event loop that uses it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
+
+    async def here(self) -> _Session:
+        """The running loop's session, open."""
+        loop = asyncio.get_running_loop()
+        session = self._by_loop.get(loop)
+        if session is None:
+            with self._lock:
+                self._forget_closed()
+                session = self._by_loop.setdefault(loop, _Session(self._target))
+        await session.open()
+        return session
+
+    async def close_here(self) -> None:
+        """Close the running loop's session, and let go of an embedded Postgres that no other loop uses."""
+        with self._lock:
+            session = self._by_loop.pop(asyncio.get_running_loop(), None)
+            self._forget_closed()
+            last = not self._by_loop
+        if session is not None:
+            await session.close()
+        if last:
+            await asyncio.to_thread(self._target.close)
+
+    def _forget_closed(self) -> None:
+        for loop in [loop for loop in self._by_loop if loop.is_closed()]:
+            self._by_loop.pop(loop).abandon()
+
+
+def seconds_until(moment: Moment | None) -> float | None:
+    """Seconds from now, never negative; None stays None.
+
+    Raises:
+        ConfigurationError: a moment without a time zone, or a number that is none.
+    """
+    if moment is None:
+        return None
+    if isinstance(moment, dt.datetime):
+        if moment.utcoffset() is None:
+            raise ConfigurationError(f"timeout={moment!r}: a moment needs a time zone, as datetime(..., tzinfo=UTC)")
+        seconds = (moment - dt.datetime.now(dt.UTC)).total_seconds()
+    else:
+        seconds = moment.total_seconds() if isinstance(moment, dt.timedelta) else float(moment)
+    if math.isnan(seconds):
+        raise ConfigurationError(f"timeout={moment!r}: not a number of seconds")
+    return max(0.0, seconds)
+
+
+def _checked_key(key: str) -> str:
+    if not isinstance(key, str) or not key or "\0" in key:
+        raise ConfigurationError(f"key={key!r}: a run's key is a non-empty string without NUL")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"key={key!r} holds a lone surrogate") from None
+    if size > KEY_BYTES_MAX:
+        raise ConfigurationError(f"key={key[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX}")
+    return key
+
+
+def _checked_queue(queue: str) -> str:
+    return check_name(queue, "queue")
+
+
+def _checked_priority(priority: int) -> int:
+    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ConfigurationError(f"priority={priority!r}: a priority is a whole number of 32 bits; smaller runs first")
+    return priority

@@ -1,0 +1,134 @@
+"""What the command line shows: runs, one run and what belongs to it, workers. It reads; rows are dicts by SQL name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from replaykit.errors import RunNotFound
+from replaykit.postgres.database import Database, SyncConnection, is_transient
+from replaykit.postgres.leases import live_workflows, parse_workflows
+from replaykit.postgres.onlookers import (
+    parse_rows,
+    shown_attempts,
+    shown_in_flight,
+    shown_journal,
+    shown_run,
+    shown_runs,
+    shown_workers,
+)
+from replaykit.postgres.runs import find_run, parse_runs
+from replaykit.runtime.target import Target
+
+__all__ = ["Inspector"]
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class Inspector:
+    """Looks at a database without an event loop; opens at first use, again after the connection was lost.
+
+    Raises, from each method:
+        DatabaseUnreachable: no connection.
+        SchemaMismatch: the schema is not this release's.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._database: Database | None = None
+        self._connection: SyncConnection | None = None
+
+    def runs(self, *, state: str | None = None, workflow: str | None = None, limit: int = 50) -> list[Row]:
+        """Rows of `runs`, newest first."""
+        return self._ask(lambda c: parse_rows(c.run(*shown_runs(state=state, workflow=workflow, limit=limit))))
+
+    def progress(self, *, limit: int = 20) -> list[Row]:
+        """The newest runs, each with `in_flight`: the keys of the steps whose bodies run now."""
+
+        def ask(connection: SyncConnection) -> list[Row]:
+            runs = parse_rows(connection.run(*shown_runs(limit=limit)))
+            running = [UUID(run["id"]) for run in runs if run["state"] == "running"]
+            bodies = parse_rows(connection.run(*shown_in_flight(running))) if running else []
+            for run in runs:
+                run["in_flight"] = [body["key"] for body in bodies if body["run_id"] == run["id"]]
+            return runs
+
+        return self._ask(ask)
+
+    def find(self, reference: str) -> UUID:
+        """The id of the run that an id, the last 6 or more characters of one, or a key means.
+
+        Raises:
+            RunNotFound: no run, or more than one.
+        """
+        found = self._ask(lambda c: parse_runs(c.run(*find_run(reference))))
+        if not found:
+            raise RunNotFound(f"no run has the id or key {reference!r}")
+        if len(found) > 1:
+            raise RunNotFound(f"more than one run's id ends with {reference!r}: give more of it")
+        return found[0].id
+
+    def run(self, run_id: UUID) -> Row:
+        """The row of `runs`, with `input`, `output` and `error`."""
+        return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(run_id)))), run_id)
+
+    def show(self, run_id: UUID) -> Row:
+        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, and `in_flight` bodies."""
+        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id), shown_in_flight([run_id])]
+        runs, journal, attempts, in_flight = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
+        run = self._one(runs, run_id)
+        return {"run": run, "journal": journal, "intents": [], "attempts": attempts, "in_flight": in_flight}
+
+    def workers(self, *, stopped: bool = False) -> list[Row]:
+        """Rows of `workers`, oldest first, each with `state` and how many runs it has (`running`)."""
+        return self._ask(lambda c: parse_rows(c.run(*shown_workers(stopped=stopped))))
+
+    def workflows(self) -> dict[str, Any]:
+        """What live workers have: names with their input schemas."""
+        return self._ask(lambda c: parse_workflows(c.run(*live_workflows())))
+
+    def check(self) -> None:
+        """Connect, and see that the schema is this release's."""
+        self._ask(lambda connection: None)
+
+    def _one(self, runs: Sequence[Row], run_id: UUID) -> Row:
+        if not runs:
+            raise RunNotFound(f"no run has the id {run_id}")
+        return runs[0]
+
+    def _ask(self, question: Callable[[SyncConnection], T]) -> T:
+        for last in (False, True):
+            if self._connection is None:
+                self._connection = self._connect()
+            try:
+                return question(self._connection)
+            except Exception as error:
+                if last or not is_transient(error):
+                    raise
+                self.close()
+        raise AssertionError  # the second turn returns or raises
+
+    def _connect(self) -> SyncConnection:
+        if self._database is None:
+            database = Database(self._target.open(), self._target.schema, name="cli")
+            asyncio.run(database.check())
+            self._database = database
+        return self._database.connect_sync()
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

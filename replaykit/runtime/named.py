@@ -1,0 +1,112 @@
+"""Starts by name: the arguments are bound and checked by what the live workers say of the workflow.
+
+Where no live worker has it, or its parameters take what a JSON schema cannot say, the call is recorded as it was made,
+under `~call`, and the worker that claims the run binds it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic_core
+
+from replaykit.errors import ConfigurationError, NotJournalable
+from replaykit.limits import NAMED_SECONDS
+from replaykit.postgres.leases import live_workflows, parse_workflows
+from replaykit.runtime.fit import misfit
+from replaykit.runtime.line import Line
+
+__all__ = ["NamedWorkflows", "bind_by_schema", "call_as_made"]
+
+
+class NamedWorkflows:
+    """What live workers have, read at most every `NAMED_SECONDS` seconds."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._schemas: dict[str, Any] = {}
+        self._read_at = float("-inf")
+
+    async def bind(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The input of a run of that workflow, as JSON text.
+
+        Raises:
+            ConfigurationError: the arguments do not fit.
+            NotJournalable: an argument has no JSON form.
+        """
+        if name not in self._schemas or time.monotonic() - self._read_at > NAMED_SECONDS:
+            self._schemas = parse_workflows(await self._line.run(live_workflows()))
+            self._read_at = time.monotonic()
+        schema = self._schemas.get(name)
+        if schema is None:
+            warnings.warn(f"no live worker has the workflow {name!r}: {self._instead()}", RuntimeWarning, stacklevel=3)
+        return bind_by_schema(name, schema, args, kwargs) if schema else call_as_made(args, kwargs)
+
+    def _instead(self) -> str:
+        there = ", ".join(sorted(self._schemas))
+        return f"they have {there}" if there else "its run will wait for one"
+
+
+def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The arguments as a JSON object by parameter name.
+
+    Args:
+        name: the workflow's, for sentences.
+        schema: as `FunctionInfo.schema` makes it: a JSON schema by parameter, and `positional`, their order.
+
+    Raises:
+        ConfigurationError: they do not fit; the message names the path (`checkout: $.order.rows[3].cents: ...`).
+        NotJournalable: an argument has no JSON form.
+    """
+    texts = {f"[{place}]": _text(name, f"[{place}]", value) for place, value in enumerate(args)}
+    texts |= {f".{parameter}": _text(name, f".{parameter}", value) for parameter, value in kwargs.items()}
+    positional, properties = schema["positional"], schema["properties"]
+    given: dict[str, str] = dict(zip(positional, texts.values(), strict=False))
+    as_made = False
+    if len(args) > len(positional):
+        # `*args` is an array that cannot be given by place; which of several it is the schema does not say.
+        as_made = any(properties[p].get("type") == "array" for p in properties if p not in positional)
+        if not as_made:
+            raise ConfigurationError(f"{name} takes at most {len(positional)} arguments by place, not {len(args)}")
+    for parameter in kwargs:
+        if parameter in given and parameter in positional[: len(args)]:
+            raise ConfigurationError(f"{name} got {parameter!r} twice: by place and by name")
+        if parameter not in properties:
+            if schema["additionalProperties"] is False:
+                raise ConfigurationError(
+                    f"{name} has no parameter {parameter!r}; it has {', '.join(properties) or 'none'}"
+                )
+            as_made = True  # `**kwargs`
+        given[parameter] = texts[f".{parameter}"]
+    for parameter in schema["required"]:
+        if parameter not in given:
+            raise ConfigurationError(f"{name} needs {parameter!r}; its parameters are {', '.join(properties)}")
+    for parameter, text in given.items():
+        wrong = misfit(pydantic_core.from_json(text), properties.get(parameter, schema["additionalProperties"]))
+        if wrong is not None:
+            raise ConfigurationError(f"{name}: $.{parameter}{wrong}")
+    if as_made:
+        return call_as_made(args, kwargs)
+    return _object({parameter: given[parameter] for parameter in properties if parameter in given})
+
+
+def call_as_made(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The call in the form that SQL's `start()` records: the worker that claims the run binds and checks it."""
+    places = ",".join(_text("start", f"[{place}]", value) for place, value in enumerate(args))
+    names = _object({parameter: _text("start", f".{parameter}", value) for parameter, value in kwargs.items()})
+    return f'{{"~call":{{"args":[{places}],"kwargs":{names}}}}}'
+
+
+def _object(members: Mapping[str, str]) -> str:
+    return "{" + ",".join(f"{_text('start', '', member)}:{text}" for member, text in members.items()) + "}"
+
+
+def _text(name: str, path: str, value: Any) -> str:
+    """A value as JSON, for an annotation that is known elsewhere: as pydantic reads it back."""
+    try:
+        return pydantic_core.to_json(value, by_alias=False, bytes_mode="base64", inf_nan_mode="strings").decode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotJournalable(f"${path}: cannot be written as JSON for {name}: {error}") from None
