@@ -49,7 +49,11 @@ class Receiver(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
-    server: Receiver
+    @property
+    def receiver(self) -> Receiver:
+        """The server that this connection came to."""
+        assert isinstance(self.server, Receiver)
+        return self.server
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -57,10 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         if key is None:
             self.answer(400, {"error": "an Idempotency-Key header is needed"})
         else:
-            self.answer(200, {"id": self.server.accept(key)})
+            self.answer(200, {"id": self.receiver.accept(key)})
 
     def do_GET(self) -> None:
-        self.answer(200, {"received": self.server.received, "distinct": self.server.distinct})
+        self.answer(200, {"received": self.receiver.received, "distinct": self.receiver.distinct})
 
     def answer(self, status: int, body: dict[str, object]) -> None:
         text = json.dumps(body).encode()
