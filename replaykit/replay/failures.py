@@ -1,9 +1,9 @@
 """Exceptions to JSON text and back (DESIGN 7).
 
 An exception whose class is loaded in the worker is rebuilt without running its author's `__init__` or `__new__`: the
-nearest builtin base makes the object, then `args` and attributes are set. What can't be journaled is left out and named in
-a note; the traceback of the body comes back as a note. Everything else becomes `StepFailed`. The first run gets the rebuilt
-one too, so that `except` clauses see the same twice.
+nearest builtin base makes the object, then `args` and attributes are set. What can't be journaled is left out and named
+in a note; the traceback of the body comes back as a note. Everything else becomes `StepFailed`. The first run gets the
+rebuilt one too, so that `except` clauses see the same twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from replaykit.errors import NotJournalable, StepFailed
-from replaykit.replay.codec import class_named, name_of, tagged
+from replaykit.replay.codec import tagged
+from replaykit.replay.jsontext import escape, parse, unescape
+from replaykit.replay.tags import class_named, name_of, revive
 
 __all__ = ["decode_error", "encode_error", "error_summary"]
 
@@ -53,13 +55,19 @@ def encode_error(error: BaseException) -> str:
     try:
         return _dump(_describe(error, 0, _CAUSES_MAX))
     except Exception as defect:  # RecursionError, MemoryError, an attribute that raises: the entry is owed all the same
-        return _dump({"type": _type(error), "message": _message(error), "left_out": [f"everything else: {type(defect).__name__}"]})
+        return _dump(
+            {
+                "type": _type(error),
+                "message": _message(error),
+                "left_out": [f"everything else: {type(defect).__name__}"],
+            }
+        )
 
 
 def decode_error(text: str) -> BaseException:
     """A fresh exception from its recorded text: of its own class, or `StepFailed`. Never raises."""
     try:
-        found = json.loads(_unmark(text))
+        found = parse(unescape(text))
         return _rebuild(found, 0)
     except Exception as defect:
         kind, message, _ = error_summary(text)
@@ -71,7 +79,7 @@ def decode_error(text: str) -> BaseException:
 def error_summary(text: str) -> tuple[str, str, str]:
     """`(type, message, line)` of a recorded error, for people; `line` is empty when it is not known. Never raises."""
     try:
-        found = json.loads(_unmark(text))
+        found = parse(unescape(text))
         return str(found.get("type", "Exception")), str(found.get("message", "")), str(found.get("line", ""))
     except Exception:
         return "Exception", text[:200], ""
@@ -130,7 +138,7 @@ def _encode_args(args: tuple[Any, ...], message: str, left_out: list[str]) -> li
             left_out.append(f"args[{n}] ({name_of(type(arg))})")
             # a lone argument is what str(error) prints: its text stands for it
             text = _try_encode(message if len(args) == 1 else f"<{name_of(type(arg))}>") or '""'
-        encoded.append(json.loads(text))
+        encoded.append(parse(unescape(text)))
     return encoded
 
 
@@ -151,7 +159,7 @@ def _attributes(error: BaseException, left_out: list[str]) -> dict[str, Any]:
         if text is None:
             left_out.append(f".{name} ({name_of(type(value))})")
         else:
-            found[name] = json.loads(text)
+            found[name] = parse(unescape(text))
     return found
 
 
@@ -194,11 +202,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _dump(found: dict[str, Any]) -> str:
-    return tagged.escape(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
-
-
-def _unmark(text: str) -> str:
-    return tagged.unescape(text)
+    return escape(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -235,8 +239,8 @@ def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseE
     if cls is None or not issubclass(cls, Exception) or issubclass(cls, _CONTROL):
         return None  # SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError are no Exceptions
     try:
-        args = tuple(tagged.revive(arg) for arg in found.get("args", ()))
-        attributes = {name: tagged.revive(value) for name, value in found.get("attributes", {}).items()}
+        args = tuple(revive(arg) for arg in found.get("args", ()))
+        attributes = {name: revive(value) for name, value in found.get("attributes", {}).items()}
         error = _make(cls, args, attributes, members)
         for name, value in attributes.items():
             _set(error, name, value)
@@ -245,7 +249,9 @@ def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseE
         return None
 
 
-def _make(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any], members: list[BaseException]) -> Exception:
+def _make(
+    cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any], members: list[BaseException]
+) -> Exception:
     base: Any = next(b for b in cls.__mro__ if b.__module__ == "builtins")
     if issubclass(cls, ExceptionGroup):
         made: Exception = base.__new__(cls, args[0], members)

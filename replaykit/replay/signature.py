@@ -1,25 +1,25 @@
 """A function as the journal sees it: its name, its parameters bound, encoded and digested, its result.
 
-An input is recorded as one JSON object by parameter name, in the order of the signature, with what the call gave and not
-the defaults it left: a parameter that is added later with a default changes no recorded input. `*args` stand under their
-name as a list, `**kwargs` as an object.
+An input is recorded as one JSON object by parameter name, in the order of the signature, with what the call gave and
+not the defaults it left: a parameter that is added later with a default changes no recorded input. `*args` stand under
+their name as a list, `**kwargs` as an object.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
-import pydantic
-
 from replaykit.errors import ConfigurationError, NotJournalable
-from replaykit.replay.codec import Codec, codec_for, name_of
+from replaykit.replay.codec import Codec, codec_for, misfit
+from replaykit.replay.tags import name_of
 
 __all__ = ["BoundInput", "FunctionInfo", "describe", "same_input", "shorten_input"]
 
@@ -36,12 +36,13 @@ class BoundInput:
         text: JSON object by parameter name, as recorded.
         digest: SHA-256, hex, of its canonical form without the live arguments.
         live: arguments that can't be journaled, by parameter; recorded as their type's name.
+        given: the caller's own arguments, while they are still to be compared with their twins.
     """
 
     text: str
     digest: str
     live: dict[str, Any] = field(default_factory=dict)
-    _given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    given: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
 
 class FunctionInfo:
@@ -56,7 +57,7 @@ class FunctionInfo:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.name = _name(fn)
         self.line = _line(fn)
-        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_call_of(fn))
         self.label = self.name or f"the callable at {self.line}"
         _refuse_generators(fn, self)
         self._signature = _signature(fn)
@@ -70,12 +71,13 @@ class FunctionInfo:
             if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
                 break
             plain.append(p)
-        # the fast path: positional arguments alone, as many as the signature allows, nothing keyword-only that is required
+        # the fast path: positional arguments alone, and no keyword-only parameter is required
         needs_more = any(p.kind is p.KEYWORD_ONLY and p.default is _EMPTY for p in parameters)
         self._plain = [(p.name, f"{json.dumps(p.name, ensure_ascii=False)}:", self._codecs[p.name]) for p in plain]
         self._plain_max = -1 if needs_more else len(plain)
         self._plain_min = sum(1 for p in plain if p.default is _EMPTY)
         self._stable = all(codec.stable for codec in self._codecs.values())
+        self._exact = all(codec.exact for codec in self._codecs.values())
         self._only: str | None = f"{{{self._plain[0][1]}" if len(parameters) == 1 and plain else None
 
     # --- what a call gave ---
@@ -86,7 +88,7 @@ class FunctionInfo:
         Args:
             args: positional arguments of the call.
             kwargs: keyword arguments of the call.
-            strict: every argument must be journalable without loss (a step with an effect, a run's input), checked here.
+            strict: every argument must be journalable, checked here (a step with an effect, a run's input).
 
         Raises:
             TypeError: the call does not fit the signature; names and counts only, never values.
@@ -94,16 +96,21 @@ class FunctionInfo:
         """
         if kwargs or not self._plain_min <= len(args) <= self._plain_max:
             return self._bind_any(self._given(args, kwargs), strict)
-        if strict or not self._stable:
+        if not self._stable or (strict and not self._exact):
             return self._bind_any({plain[0]: value for plain, value in zip(self._plain, args, strict=False)}, strict)
-        parts = []
-        for (_, prefix, codec), value in zip(self._plain, args, strict=False):
-            try:
-                parts.append(prefix + codec.encode(value))
-            except NotJournalable:
-                return self._bind_any({plain[0]: item for plain, item in zip(self._plain, args, strict=False)}, strict)
-        text = "{" + ",".join(parts) + "}"
-        return BoundInput(text, hashlib.sha256(text.encode()).hexdigest())
+        try:
+            if len(args) == 1:
+                _, prefix, codec = self._plain[0]
+                text = f"{{{prefix}{codec.encode(args[0])}}}"
+            else:
+                parts = [
+                    prefix + codec.encode(value) for (_, prefix, codec), value in zip(self._plain, args, strict=False)
+                ]
+                text = f"{{{','.join(parts)}}}"
+        except NotJournalable:
+            return self._bind_any({plain[0]: value for plain, value in zip(self._plain, args, strict=False)}, strict)
+        given = None if self._exact else {plain[0]: value for plain, value in zip(self._plain, args, strict=False)}
+        return BoundInput(text, sha256(text.encode()).hexdigest(), {}, given)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -130,8 +137,8 @@ class FunctionInfo:
             else:
                 parts.append(prefix + text)
                 canonical.append(prefix + codec.canonical(text))
-        digest = hashlib.sha256(f"{{{','.join(canonical)}}}".encode()).hexdigest()
-        return BoundInput(f"{{{','.join(parts)}}}", digest, live, given)
+        digest = sha256(f"{{{','.join(canonical)}}}".encode()).hexdigest()
+        return BoundInput(f"{{{','.join(parts)}}}", digest, live, None if strict else given)
 
     def fresh_arguments(self, bound: BoundInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, decoded for its body and compared with the caller's own.
@@ -139,22 +146,26 @@ class FunctionInfo:
         Raises:
             NotJournalable: one would come back as another. Only for a value that encodes: a replay never asks.
         """
-        given = bound._given
-        texts = _split(bound.text)
+        given = bound.given
+        if given is None:
+            return self.decode_arguments(bound.text, bound.live)
         values: dict[str, Any] = {}
-        for name, text in texts.items():
+        for name, text in _split(bound.text).items():
             if name in bound.live:
                 values[name] = bound.live[name]
                 continue
             codec = self._codecs[name]
-            twin = codec.decode(text)
-            if not codec.exact and name in given and not codec.equal(given[name], twin):
+            try:
+                twin = codec.decode(text)
+            except ValueError as error:
+                raise NotJournalable(f"$.{name}: does not come back from its own JSON: {misfit(error)}") from None
+            if not codec.exact and not codec.equal(given[name], twin):
                 self._check_unchanged(name, codec, given[name], text)
             values[name] = twin
         return self._call(values)
 
     def _check_unchanged(self, name: str, codec: Codec, value: Any, text: str) -> None:
-        """Raise for a value that is lost; keep silent for one that the caller changed after the call."""
+        """Raise for a value that is lost; keep silent for one that the caller changed between the call and the body."""
         try:
             if codec.encode(value) == text:
                 codec.check(value, text)
@@ -228,32 +239,26 @@ class FunctionInfo:
     def schema(self) -> dict[str, Any]:
         """JSON schema of the input as an object by parameter name.
 
-        `positional` lists the parameters that may be given by place. Empty when a parameter takes what JSON cannot say.
+        `positional` lists the parameters that may be given by place. A parameter that no schema can be made for has an
+        empty one, which everything fits.
         """
-        properties: dict[str, Any] = {}
-        required: list[str] = []
-        positional: list[str] = []
-        extra: Any = False
-        try:
-            for name, p in self._parameters.items():
-                schema = self._codecs[name].json_schema()
-                if p.kind is p.VAR_KEYWORD:
-                    extra = schema.get("additionalProperties", True)
-                    continue
-                properties[name] = schema
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-                    positional.append(name)
-                if p.default is _EMPTY and p.kind is not p.VAR_POSITIONAL:
-                    required.append(name)
-        except Exception:
-            return {}
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": required,
-            "additionalProperties": extra,
-            "positional": positional,
-        }
+        found: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+        found["positional"] = []
+        shared: dict[str, Any] = {}  # the definitions that the parameters' schemas refer to
+        for name, p in self._parameters.items():
+            schema = dict(self._codecs[name].json_schema())
+            shared.update(schema.pop("$defs", {}))
+            if p.kind is p.VAR_KEYWORD:
+                found["additionalProperties"] = schema.get("additionalProperties", True)
+                continue
+            found["properties"][name] = schema
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+                found["positional"].append(name)
+            if p.default is _EMPTY and p.kind is not p.VAR_POSITIONAL:
+                found["required"].append(name)
+        if shared:
+            found["$defs"] = shared
+        return found
 
     def validate_input(self, args: list[Any], kwargs: dict[str, Any]) -> BoundInput:
         """Bind arguments that come as plain JSON, coerced by annotation.
@@ -269,12 +274,8 @@ class FunctionInfo:
         for name, value in given.items():
             try:
                 values[name] = self._codecs[name].from_json(list(value) if type(value) is tuple else value)
-            except pydantic.ValidationError as misfit:
-                first = misfit.errors(include_input=False, include_url=False, include_context=False)[0]
-                path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-                raise ConfigurationError(f"{self.label}: $.{name}{path}: {first['msg']}") from None
             except ValueError as error:
-                raise ConfigurationError(f"{self.label}: $.{name}: {error}") from None
+                raise ConfigurationError(f"{self.label}: $.{name}{misfit(error)[1:]}") from None
         try:
             return self._bind_any(values, True)
         except NotJournalable as error:
@@ -284,8 +285,8 @@ class FunctionInfo:
 def same_input(info: FunctionInfo, recorded: str, bound: BoundInput) -> bool:
     """Whether a recorded input whose digest differs still means the same by today's annotations (DESIGN 4, Divergence).
 
-    Both are decoded and compared as values with the defaults filled in, so that a field or parameter that was added with a
-    default is no divergence. An input that was too large to be kept has its digest alone: False.
+    Both are decoded and compared as values with the defaults filled in, so that a field or parameter that was added
+    with a default is no divergence. An input that was too large to be kept has its digest alone: False.
     """
     try:
         mine, theirs = _split(bound.text), _split(recorded)
@@ -306,7 +307,7 @@ def same_input(info: FunctionInfo, recorded: str, bound: BoundInput) -> bool:
 
 
 def shorten_input(bound: BoundInput, bytes_max: int) -> str:
-    """The text to record for a plain step: the input itself, or its digest, size in bytes and head when it is larger."""
+    """The text to record for a plain step: the input itself, or its digest, size in bytes and head if it is larger."""
     text = bound.text
     if len(text) * 4 <= bytes_max or len(text.encode()) <= bytes_max:
         return text
@@ -332,7 +333,7 @@ def _opaque(text: str) -> str | None:
 
 
 _scan = json.JSONDecoder().raw_decode
-_skip = json.decoder.WHITESPACE.match
+_skip = re.compile(r"[ \t\n\r]*").match
 
 
 def _split(text: str) -> dict[str, str]:
@@ -408,7 +409,7 @@ def _describe_method(method: Any) -> FunctionInfo:
     """A bound method is a new object each time: what is known of it is kept on its function, by class."""
     function = method.__func__
     owner = method.__self__ if isinstance(method.__self__, type) else type(method.__self__)
-    kept = getattr(function, "__dict__", {}).get(f"{_ATTRIBUTE}methods")
+    kept: tuple[Any, dict[type, FunctionInfo]] | None = getattr(function, "__dict__", {}).get(f"{_ATTRIBUTE}methods")
     if kept is None or kept[0] is not function:
         kept = (function, {})
         try:
@@ -418,7 +419,7 @@ def _describe_method(method: Any) -> FunctionInfo:
     info = kept[1].get(owner)
     if info is None:
         info = kept[1][owner] = FunctionInfo(method)
-    return info  # type: ignore[no-any-return]
+    return info
 
 
 def _name(fn: Any) -> str | None:
@@ -438,14 +439,19 @@ def _line(fn: Any) -> str:
     inner = inspect.unwrap(fn)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
-    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    code = getattr(inner, "__code__", None) or getattr(_call_of(inner), "__code__", None)
     if code is None:
         return f"{getattr(inner, '__module__', None) or '?'}:0"
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+def _call_of(obj: Any) -> Any:
+    """The function behind the call of an object."""
+    return getattr(type(obj), "__call__", None)  # noqa: B004 - the function itself is wanted, not whether there is one
+
+
 def _refuse_generators(fn: Any, info: FunctionInfo) -> None:
-    for candidate in (fn, getattr(type(fn), "__call__", None)):
+    for candidate in (fn, _call_of(fn)):
         if inspect.isasyncgenfunction(candidate):
             raise TypeError(
                 f"{info.label} ({info.line}) is an async generator function: a step has one result; "
@@ -475,10 +481,14 @@ def _hints(fn: Any) -> dict[str, Any]:
     while isinstance(target, functools.partial):
         target = inspect.unwrap(target.func)
     if isinstance(target, type):
-        own = {name: hint for name, hint in _evaluate(target.__init__).items() if name != "return"}
+        own = {
+            name: hint
+            for name, hint in _evaluate(inspect.getattr_static(target, "__init__")).items()
+            if name != "return"
+        }
         return {**own, "return": target}
     if not (inspect.isroutine(target)):
-        target = type(target).__call__
+        target = _call_of(target)
     return _evaluate(target)
 
 
@@ -503,5 +513,5 @@ def _parameter_codec(p: inspect.Parameter, annotation: Any) -> Codec:
     if p.kind is p.VAR_POSITIONAL:
         return codec_for(tuple if annotation is _EMPTY else tuple[annotation, ...])
     if p.kind is p.VAR_KEYWORD:
-        return codec_for(dict if annotation is _EMPTY else dict[str, annotation])  # type: ignore[valid-type]
+        return codec_for(dict if annotation is _EMPTY else dict[str, annotation])
     return codec_for(annotation)
