@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 __all__ = ["__version__"]
 
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
+"""As on PyPI. Without an annotation: hatchling looks for this line with a pattern."""
