@@ -9,8 +9,10 @@ rebuilt one too, so that `except` clauses see the same twice.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import traceback
+import types
 from types import TracebackType
 from typing import Any, Final
 
@@ -26,12 +28,13 @@ _TRACEBACK_CHARS_MAX: Final = 16 * 1024  # its head and tail: enough for both en
 _NOTES_MAX: Final = 50
 _NOTE_CHARS_MAX: Final = 20 * 1024
 _CAUSES_MAX: Final = 3  # the chain is for reading: three links say where it began
+_PART_CHARS_MAX: Final = 64 * 1024  # one argument or attribute
 _MEMBERS_MAX: Final = 100  # of an exception group
 _DEPTH_MAX: Final = 20  # groups in groups
 
 _STDLIB: Final = traceback.__file__.rpartition("/")[0] + "/"
 _OURS: Final = __file__.rpartition("/replay/")[0] + "/"
-_REMOTE: Final = "Traceback of the step's body:\n"
+_RECORDED: Final = "Traceback (as recorded):\n"
 _LEFT_OUT: Final = "replaykit: not recorded: "
 
 # Control flow of the interpreter and of asyncio: raised again inside a run they would end the worker or the task.
@@ -49,8 +52,8 @@ _BUILTIN_ATTRIBUTES: Final[tuple[tuple[type[BaseException], tuple[str, ...]], ..
 def encode_error(error: BaseException) -> str:
     """JSON text of an exception. Never raises: what can't be read of it is left out.
 
-    The object has `type`, `message`, `line` (the innermost line of user code), `traceback`, and where there are any
-    `args`, `attributes`, `notes`, `left_out`, `cause`, `members`.
+    The object has `type`, `message`, `line` (the innermost line of user code), `args`, and where there are any
+    `attributes`, `notes`, `members`, `cause`, `traceback`, `left_out` (names of what could not be recorded).
     """
     try:
         return _dump(_describe(error, 0, _CAUSES_MAX))
@@ -92,6 +95,8 @@ def _describe(error: BaseException, depth: int, causes: int) -> dict[str, Any]:
     left_out: list[str] = []
     message = _message(error)
     found: dict[str, Any] = {"type": _type(error), "message": message, "line": _user_line(error.__traceback__)}
+    if isinstance(error, StepFailed):
+        found["stands_for"] = True  # it names another class, and stays what it is
     is_group = isinstance(error, BaseExceptionGroup)
     found["args"] = _encode_args(error.args[:1] if is_group else error.args, message, left_out)
     attributes = _attributes(error, left_out)
@@ -164,11 +169,12 @@ def _attributes(error: BaseException, left_out: list[str]) -> dict[str, Any]:
 
 
 def _try_encode(value: Any) -> str | None:
-    """The tagged text of a value that comes back equal, else None."""
+    """The tagged text of a value that comes back equal and is no payload, else None."""
     try:
-        return tagged.encode_checked(value)[0]
+        text = tagged.encode_checked(value)[0]
     except NotJournalable:
         return None
+    return text if len(text) <= _PART_CHARS_MAX else None
 
 
 def _user_line(trace: TracebackType | None) -> str:
@@ -218,7 +224,7 @@ def _rebuild(found: dict[str, Any], depth: int) -> BaseException:
         error.add_note(_LEFT_OUT + ", ".join(left_out))
     trace = found.get("traceback")
     if trace:
-        error.add_note(_REMOTE + trace)
+        error.add_note(_RECORDED + trace)
     if "cause" in found:
         error.__cause__ = _rebuild(found["cause"], depth)
     return error
@@ -235,7 +241,7 @@ def _step_failed(found: dict[str, Any], members: list[BaseException]) -> BaseExc
 
 def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseException | None:
     """The exception of its own class, or None when that can't be done."""
-    cls = class_named(found["type"])
+    cls = None if found.get("stands_for") else class_named(found["type"])
     if cls is None or not issubclass(cls, Exception) or issubclass(cls, _CONTROL):
         return None  # SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError are no Exceptions
     try:
@@ -268,8 +274,11 @@ def _make(
     return error
 
 
+_KEPT_OUTSIDE: Final = (types.MemberDescriptorType, types.GetSetDescriptorType)  # a slot, an attribute of a builtin
+
+
 def _set(error: BaseException, name: str, value: Any) -> None:
-    try:
+    if isinstance(inspect.getattr_static(type(error), name, None), _KEPT_OUTSIDE):
         object.__setattr__(error, name, value)
-    except AttributeError:
-        error.__dict__[name] = value  # a property of that name stands in the way
+    else:
+        error.__dict__[name] = value  # no author's setter runs

@@ -191,6 +191,8 @@ class FunctionInfo:
                 values[name] = live[name]
             elif name in self._codecs:
                 values[name] = self._codecs[name].decode(part)
+            elif name == _SHORTENED:
+                raise ValueError(f"{self.label}(): the input was too large to be kept; its digest alone is recorded")
             else:
                 raise ValueError(f"{self.label}() has no parameter {name!r}, which the recorded input holds")
         return self._call(values)
