@@ -264,6 +264,11 @@ class Cluster:
         """Run initdb and create the database in a folder of its own, then rename it: a killed start leaves nothing."""
         if self.data.exists() and any(self.data.iterdir()):
             raise SetupError(f"{self.data} is not a PostgreSQL data folder and not empty")
+        if self.uid is None and not has_passwd_entry(os.geteuid()):
+            raise SetupError(
+                f"user id {os.geteuid()} has no entry in /etc/passwd, without which PostgreSQL's initdb does not work: "
+                "add one, or set REPLAYKIT_DATABASE_URL"
+            )
         partial = Path(tempfile.mkdtemp(dir=self.data.parent, prefix=".initdb-"))
         self.own_folder(partial)
         command: Command = [self.bin_dir / "initdb", "-D", partial, "-U", "postgres", "--auth=trust", "--encoding=UTF8"]
@@ -573,9 +578,21 @@ def remove_leftovers(home: Path) -> None:
         for pattern in (".initdb-*", ".bin-*", ".server.json.*"):
             for left in base.glob(pattern):
                 if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_folder_in_use(left)
                 else:
                     left.unlink(missing_ok=True)
+
+
+def remove_folder_in_use(folder: Path) -> None:
+    """Remove a folder that an initdb without a parent may still be filling."""
+    for _ in range(100):
+        for pid in processes_in(folder):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.01)  # a killed process may need a moment to end
 
 
 def server_user(data: Path) -> tuple[int | None, int | None]:
@@ -602,10 +619,16 @@ def server_user(data: Path) -> tuple[int | None, int | None]:
 
 def user_name(uid: int) -> str:
     """Name of a user, or the number if it has none."""
+    return pwd.getpwuid(uid).pw_name if has_passwd_entry(uid) else str(uid)
+
+
+def has_passwd_entry(uid: int) -> bool:
+    """Whether the system knows a name for the uid. In containers that run as an arbitrary uid it does not."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        pwd.getpwuid(uid)
     except KeyError:
-        return str(uid)
+        return False
+    return True
 
 
 def server_environment() -> dict[str, str]:
@@ -684,16 +707,28 @@ def end_orphans(data: Path) -> None:
     """End the backends of a postmaster that was killed. Idle ones end by themselves, busy ones might take hours.
 
     A new server cannot start while one of them lives. SIGQUIT is what the postmaster itself would send them after a
-    crash. Known by their title and their working folder, which is the data folder; on Linux only.
+    crash. Known by their title and their working folder, which is the data folder.
     """
-    if sys.platform != "linux" or find_postmaster(data) is not None:
+    if find_postmaster(data) is not None:
         return
+    for pid in processes_in(data):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"postgres: "):
+                os.kill(pid, signal.SIGQUIT)
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Pids of processes that work in the folder or have it as an argument; on Linux only, elsewhere none are found."""
+    if sys.platform != "linux":
+        return []
+    found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                title = Path(entry.path, "cmdline").read_bytes()
-                if title.startswith(b"postgres: ") and Path(entry.path, "cwd").readlink() == data:
-                    os.kill(int(entry.name), signal.SIGQUIT)
+                arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+                if os.fsencode(folder) in arguments or Path(entry.path, "cwd").readlink() == folder:
+                    found.append(int(entry.name))
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-import replaykit
 from replaykit.errors import ConfigurationError
+from replaykit.runtime import embedded_server
 from replaykit.runtime.embedded import EmbeddedPostgres, default_home, find_binaries
 from replaykit.runtime.embedded_server import WATCH_SECONDS, is_held, read_state
 
@@ -150,7 +150,7 @@ def machine() -> Iterator[Machine]:
 
 def client_environment() -> dict[str, str]:
     """Ours, with this replaykit importable, and without what would choose another server or user."""
-    repository = str(Path(replaykit.__file__).resolve().parents[1])
+    repository = str(Path(embedded_server.__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
     chosen = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYKIT_PG_")}
     return chosen | {"PYTHONPATH": path, "PYTHONWARNINGS": "error"}
