@@ -263,7 +263,9 @@ class Handle(Generic[T]):
         text = ended.error or "{}"
         kind, message, line = error_summary(text)
         where = f" ({line})" if line else ""
-        raise RunFailed(f"{of} failed: {kind.removeprefix('builtins.')}: {message}{where}", type=kind, message=message) from decode_error(text)
+        raise RunFailed(
+            f"{of} failed: {kind.removeprefix('builtins.')}: {message}{where}", type=kind, message=message
+        ) from decode_error(text)
 
     def _decoded(self, text: str | None) -> T:
         if text is None:

@@ -46,11 +46,11 @@ class Inspector:
         """Rows of `runs`, newest first."""
         return self._ask(lambda c: parse_rows(c.run(*shown_runs(state=state, workflow=workflow, limit=limit))))
 
-    def progress(self, *, limit: int = 20) -> list[Row]:
+    def progress(self, *, state: str | None = None, workflow: str | None = None, limit: int = 20) -> list[Row]:
         """The newest runs, each with `in_flight`: the keys of the steps whose bodies run now."""
 
         def ask(connection: SyncConnection) -> list[Row]:
-            runs = parse_rows(connection.run(*shown_runs(limit=limit)))
+            runs = parse_rows(connection.run(*shown_runs(state=state, workflow=workflow, limit=limit)))
             running = [UUID(run["id"]) for run in runs if run["state"] == "running"]
             bodies = parse_rows(connection.run(*shown_in_flight(running))) if running else []
             for run in runs:
@@ -72,9 +72,9 @@ class Inspector:
             raise RunNotFound(f"more than one run's id ends with {reference!r}: give more of it")
         return found[0].id
 
-    def run(self, run_id: UUID) -> Row:
+    def run(self, run_id: UUID | str) -> Row:
         """The row of `runs`, with `input`, `output` and `error`."""
-        return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(run_id)))), run_id)
+        return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(UUID(str(run_id)))))), run_id)
 
     def show(self, run_id: UUID) -> Row:
         """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, and `in_flight` bodies."""
@@ -95,7 +95,7 @@ class Inspector:
         """Connect, and see that the schema is this release's."""
         self._ask(lambda connection: None)
 
-    def _one(self, runs: Sequence[Row], run_id: UUID) -> Row:
+    def _one(self, runs: Sequence[Row], run_id: UUID | str) -> Row:
         if not runs:
             raise RunNotFound(f"no run has the id {run_id}")
         return runs[0]

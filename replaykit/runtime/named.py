@@ -70,7 +70,8 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
         # `*args` is an array that cannot be given by place; which of several it is the schema does not say.
         as_made = any(properties[p].get("type") == "array" for p in properties if p not in positional)
         if not as_made:
-            raise ConfigurationError(f"{name} takes at most {len(positional)} arguments by place, not {len(args)}")
+            noun = "argument" if len(positional) == 1 else "arguments"
+            raise ConfigurationError(f"{name} takes at most {len(positional)} {noun} by place, not {len(args)}")
     for parameter in kwargs:
         if parameter in given and parameter in positional[: len(args)]:
             raise ConfigurationError(f"{name} got {parameter!r} twice: by place and by name")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from replaykit.errors import SchemaMismatch
 from replaykit.postgres.database import Database
+from replaykit.postgres.schema import REVISION
 from replaykit.runtime.embedded import EmbeddedPostgres, default_home
 
 __all__ = ["Target"]
@@ -81,6 +82,17 @@ class Target:
         from replaykit.postgres.migrate import upgrade  # alembic and SQLAlchemy: half a second that few need
 
         return upgrade(dsn, self.schema)
+
+    @property
+    def revision(self) -> str:
+        """The schema revision that this release needs."""
+        return REVISION
+
+    def migration_sql(self, since: str | None = None) -> str:
+        """The migration as a script, from revision `since` (None: from nothing) on."""
+        from replaykit.postgres.migrate import sql
+
+        return sql(self.schema, since=since)
 
     def close(self) -> None:
         """Let go of the embedded Postgres, which stops when nobody uses it. Blocks briefly; `open` starts it again."""

@@ -1,0 +1,377 @@
+"""The command line. Parses, asks the runtime, prints, exits: 0 done, 1 failed or held, 2 usage.
+
+Mistakes are one sentence on stderr. Imports are made where they are used: `replaykit --help` must not pay for psycopg.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from replaykit.about import __version__
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, ReplaykitError, SchemaMismatch
+from replaykit.interfaces.output import console, print_json, say
+
+if TYPE_CHECKING:
+    from replaykit.limits import Settings
+    from replaykit.runtime.target import Target
+
+__all__ = ["cli", "main", "run"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+SETTINGS: dict[str, tuple[type, str]] = {
+    "lease_seconds": (float, "How long a silent worker keeps its runs."),
+    "heartbeat_seconds": (float, "Time between two heartbeats."),
+    "grace_seconds": (float, "How long bodies may finish after SIGTERM."),
+    "evict_after_seconds": (float, "A run that waits longer leaves memory."),
+    "poll_seconds": (float, "Time between two looks for work without a hint."),
+    "recoveries_max": (int, "Recoveries without progress after which a run is held."),
+    "payload_bytes_max": (int, "The largest single value in the journal."),
+    "input_bytes_max": (int, "A plain step's larger input is kept as digest and head."),
+    "drain_callbacks_max": (int, "Callbacks that a run may need between two entries."),
+    "concurrency": (int, "Runs in memory at once, for each process."),
+    "threads": (int, "Threads for sync step bodies, for each process."),
+}
+"""A flag and a `REPLAYKIT_*` variable for each of `limits.Settings`, which is not imported before it is needed."""
+
+LOG_SETUP = "replaykit.interfaces.logs:setup"
+STATES = ("pending", "running", "waiting", "held", "succeeded", "failed", "cancelled", "continued")
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line and return its exit code."""
+    try:
+        code = cli.main(list(arguments), prog_name="replaykit", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
+    except click.UsageError as error:
+        help_of = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
+        say(error.format_message() + help_of)
+        return USAGE
+    except click.ClickException as error:
+        say(error.format_message())
+        return error.exit_code
+    except ReplaykitError as error:
+        say(str(error))
+        mistaken = isinstance(error, ConfigurationError) and not isinstance(error, DatabaseUnreachable | SchemaMismatch)
+        return USAGE if mistaken else FAILED
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return DONE
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="replaykit %(version)s")
+def cli() -> None:
+    """Durable execution for Python: plain async functions that survive crashes, journaled in Postgres.
+
+    Without a database URL an embedded Postgres is used, which starts by itself.
+    RUN is a run's id, the last 6 or more characters of one, or its key.
+    MODULE is a dotted name or a path to a file.
+    """
+
+
+# --- options that several commands share ------------------------------------------------------------------------------
+
+
+def database_options(command: F) -> F:
+    """Which database; the command gets it as `target`."""
+
+    @functools.wraps(command)
+    def with_target(*, database_url: str | None, schema: str, home: Path | None, **rest: Any) -> Any:
+        from replaykit.runtime.target import Target
+
+        target = Target(database_url, schema, home=home, say=say)
+        try:
+            return command(target=target, **rest)
+        finally:
+            target.close()
+
+    for option in (
+        click.option(
+            "--home", envvar="REPLAYKIT_HOME", type=click.Path(path_type=Path), help="Embedded Postgres's data."
+        ),
+        click.option("--schema", envvar="REPLAYKIT_SCHEMA", default="replaykit", show_default=True, help="Its schema."),
+        click.option("--database-url", envvar="REPLAYKIT_DATABASE_URL", metavar="URL", help="Where the database is."),
+    ):
+        with_target = option(with_target)
+    return with_target  # type: ignore[return-value]
+
+
+def worker_options(command: F) -> F:
+    """What a worker may be told; the command gets `settings` beside queues, lifespan and logs."""
+
+    @functools.wraps(command)
+    def with_settings(**given: Any) -> Any:
+        chosen = {name: value for name in SETTINGS if (value := given.pop(name)) is not None}
+        return command(settings=_settings(chosen), **given)
+
+    for name, (kind, words) in reversed(SETTINGS.items()):
+        flag, variable = f"--{name.replace('_', '-')}", f"REPLAYKIT_{name.upper()}"
+        with_settings = click.option(flag, name, type=kind, envvar=variable, help=words)(with_settings)
+    for option in (
+        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
+        click.option(
+            "--log-format", envvar="REPLAYKIT_LOG_FORMAT", type=click.Choice(["console", "json"]), default="console"
+        ),
+        click.option("--poll-only", is_flag=True, envvar="REPLAYKIT_POLL_ONLY", help="Use no LISTEN: poll for work."),
+        click.option(
+            "--lifespan", metavar="MODULE:NAME", help="An async context manager, entered before the first claim."
+        ),
+        click.option(
+            "--queue", "queues", multiple=True, default=("default",), show_default=True, help="May be repeated."
+        ),
+    ):
+        with_settings = option(with_settings)
+    return with_settings  # type: ignore[return-value]
+
+
+def json_option(command: F) -> F:
+    """`--json`: the rows with the SQL names."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, with the SQL names.")(command)
+
+
+def _settings(chosen: dict[str, Any]) -> Settings:
+    from pydantic import ValidationError
+
+    from replaykit.limits import Settings
+
+    try:
+        return Settings(**chosen)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise click.UsageError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("modules", metavar="MODULE...", nargs=-1, required=True)
+@click.option("--processes", type=click.IntRange(1), envvar="REPLAYKIT_PROCESSES", default=1, show_default=True)
+@worker_options
+@database_options
+def worker(
+    target: Target,
+    modules: tuple[str, ...],
+    queues: tuple[str, ...],
+    processes: int,
+    lifespan: str | None,
+    poll_only: bool,
+    log_format: str,
+    log_level: str,
+    settings: Settings,
+) -> int:
+    """Execute runs of the workflows in MODULE..., until SIGTERM or SIGINT."""
+    from replaykit.interfaces.logs import setup
+    from replaykit.runtime.config import WorkerConfig
+    from replaykit.runtime.inspect import Inspector
+    from replaykit.runtime.supervisor import run_workers
+
+    setup(log_format, log_level)
+    with Inspector(target) as inspector:  # here a wrong database or schema is one sentence, not one for each child
+        inspector.check()
+    return run_workers(
+        WorkerConfig(
+            dsn=target.open(),
+            schema_name=target.schema,
+            modules=modules,
+            queues=queues,
+            processes=processes,
+            lifespan=lifespan,
+            settings=settings,
+            poll_only=poll_only,
+            log_format="json" if log_format == "json" else "console",
+            log_level=log_level,
+            log_setup=LOG_SETUP,
+        )
+    )
+
+
+@cli.command()
+@click.argument("module", metavar="MODULE")
+@worker_options
+@database_options
+def dev(target: Target, module: str, **options: Any) -> int:
+    """One worker in this terminal, with a live view of its runs."""
+    from replaykit.interfaces.live import run_dev
+
+    return run_dev(target, module, **options)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("workflow")
+@click.argument("values", metavar="[JSON ...] [NAME=JSON ...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--key", help="An idempotency key: a second start under it finds the first one's run.")
+@click.option("--queue", help="Which workers may take it.")
+@click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
+@click.option("--force", is_flag=True, help="Start it although no live worker has the workflow.")
+@json_option
+@database_options
+def start(target: Target, workflow: str, values: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Start a run of WORKFLOW with these arguments, each a JSON value.
+
+    The arguments are checked against what the live workers say of the workflow.
+    """
+    from replaykit.interfaces.starting import parse_values, start_run
+
+    args, kwargs = parse_values(values)
+    return start_run(target, workflow, args, kwargs, as_json=as_json, **options)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
+@click.option("--workflow", help="Only those of this workflow.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--ids", is_flag=True, help="Print ids only, one a line.")
+@click.option("--watch", is_flag=True, help="Keep looking, with progress, until Ctrl-C.")
+@json_option
+@database_options
+def runs(
+    target: Target, state: str | None, workflow: str | None, limit: int, ids: bool, watch: bool, as_json: bool
+) -> None:
+    """List runs, newest first."""
+    from replaykit.runtime.inspect import Inspector
+
+    with Inspector(target) as inspector:
+        if watch:
+            from replaykit.interfaces.live import watch_runs
+
+            watch_runs(inspector, state=state, workflow=workflow, limit=limit)
+            return
+        found = inspector.runs(state=state, workflow=workflow, limit=limit)
+    if ids:
+        for row in found:
+            click.echo(row["id"])
+    elif as_json:
+        print_json(found)
+    elif not found:
+        say(
+            "there are no such runs" if state or workflow else "there are no runs yet: start one with `replaykit start`"
+        )
+    else:
+        from replaykit.interfaces.show import draw_runs
+
+        screen = console()
+        screen.print(draw_runs(found, short=screen.is_terminal))
+
+
+@cli.command()
+@click.argument("reference", metavar="RUN")
+@click.option("--watch", is_flag=True, help="Keep looking until the run ends or is held.")
+@json_option
+@database_options
+def show(target: Target, reference: str, watch: bool, as_json: bool) -> None:
+    """Draw one run: its steps with durations and attempts, what it does or waits for, how it ended."""
+    from replaykit.runtime.inspect import Inspector
+
+    with Inspector(target) as inspector:
+        run_id = inspector.find(reference)
+        if watch:
+            from replaykit.interfaces.live import watch_run
+
+            watch_run(inspector, run_id)
+            return
+        report = inspector.show(run_id)
+    if as_json:
+        print_json({name: report[name] for name in ("run", "journal", "intents", "attempts")})
+        return
+    from replaykit.interfaces.show import draw_run
+
+    console().print(draw_run(report))
+
+
+@cli.command()
+@click.option("--all", "stopped", is_flag=True, help="Those that have stopped too.")
+@json_option
+@database_options
+def workers(target: Target, stopped: bool, as_json: bool) -> None:
+    """List workers: where they run, what they have, how they are."""
+    from replaykit.runtime.inspect import Inspector
+
+    with Inspector(target) as inspector:
+        found = inspector.workers(stopped=stopped)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("no worker runs: start one with `replaykit worker MODULE`")
+    else:
+        from replaykit.interfaces.show import draw_workers
+
+        console().print(draw_workers(found))
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def db() -> None:
+    """The database: migrate it, find it, open it."""
+
+
+@db.command()
+@json_option
+@database_options
+def migrate(target: Target, as_json: bool) -> None:
+    """Bring the schema to the revision of this release. Any number of processes may do so at once."""
+    changed = target.migrate(target.open())
+    if as_json:
+        print_json({"schema": target.schema, "revision": target.revision, "changed": changed})
+    else:
+        click.echo(f"schema {target.schema} {'is now' if changed else 'was already'} at revision {target.revision}")
+
+
+@db.command()
+@click.option("--from", "since", metavar="REVISION", help="From this revision on; without it from nothing.")
+@click.option("--schema", envvar="REPLAYKIT_SCHEMA", default="replaykit", show_default=True)
+def sql(since: str | None, schema: str) -> None:
+    """Print the migration as a script, for those who run scripts by hand."""
+    from replaykit.runtime.target import Target
+
+    click.echo(Target(schema=schema).migration_sql(since))
+
+
+@db.command()
+@json_option
+@database_options
+def url(target: Target, as_json: bool) -> None:
+    """Print the database's URL, password included."""
+    found = target.open()
+    if as_json:
+        print_json({"url": found, "schema": target.schema})
+    else:
+        click.echo(found)
+
+
+@db.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="[PSQL OPTION ...]", nargs=-1, type=click.UNPROCESSED)
+@database_options
+def psql(target: Target, arguments: tuple[str, ...]) -> int:
+    """Open psql on the database; what follows is handed to it."""
+    from replaykit.interfaces.psql import run_psql
+
+    return run_psql(target, arguments)

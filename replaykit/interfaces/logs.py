@@ -1,0 +1,46 @@
+"""The command line's logs. The library itself never configures logging; `replaykit worker` and `replaykit dev` do."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+__all__ = ["setup"]
+
+
+def setup(log_format: str, log_level: str = "info") -> None:
+    """Write structlog's and the standard library's records to stderr, in one form.
+
+    Args:
+        log_format: `console` for people (colours on a terminal), `json` for programs.
+        log_level: the lowest level that is written.
+    """
+    level = logging.getLevelNamesMapping()[log_level.upper()]
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[Any]
+    if log_format == "json":
+        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, structlog.processors.StackInfoRenderer(), *last],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

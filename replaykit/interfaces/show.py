@@ -1,0 +1,209 @@
+"""Draws runs: the list, one run with its journal, the workers. Takes rows by SQL name, gives rich renderables."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from replaykit.interfaces.output import STATE_STYLES, ago, duration, error_type, moment, one_line, seconds_between
+
+__all__ = ["draw_run", "draw_runs", "draw_workers", "state_text"]
+
+Row = Mapping[str, Any]
+
+_WORKER_STYLES = {"live": "green", "expired": "red", "stopped": "dim"}
+
+_SHORT = 8
+"""Characters of an id on a terminal: its end, which `show` and the others accept."""
+
+
+def draw_runs(runs: Sequence[Row], *, short: bool, progress: bool = False) -> RenderableType:
+    """The list of runs, one a line.
+
+    Args:
+        runs: rows of `runs`; with `progress`, with `in_flight` (keys of steps) too.
+        short: ends of ids only.
+        progress: with columns for how far each run is.
+    """
+    table = _table("run", "workflow", "key", "state", *(("entries", "now") if progress else ()), "created", "took")
+    now = dt.datetime.now(dt.UTC)
+    for run in runs:
+        cells: list[RenderableType] = [
+            _id(run["id"], short),
+            Text(run["workflow"]),
+            Text(run["key"] or "", "dim"),
+            state_text(run),
+        ]
+        if progress:
+            cells += [Text(str(run["entries"])), Text(", ".join(run.get("in_flight") or ()), "dim")]
+        cells += [Text(ago(run["created_at"], now), "dim"), Text(_took(run, now))]
+        table.add_row(*cells)
+    return table
+
+
+def draw_run(report: Row, *, short: bool = False) -> RenderableType:
+    """One run: header, journal, what failed and is retried, what it does now or waits for, how it ended."""
+    run = report["run"]
+    parts: list[RenderableType] = [_header(run), Text()]
+    if report["journal"]:
+        parts += [_journal(report["journal"]), Text()]
+    retried = [attempt for attempt in report["attempts"] if not _is_settled(attempt, report["journal"])]
+    for attempt in retried:
+        parts.append(_attempt(attempt))
+    for body in report.get("in_flight") or ():
+        parts.append(_sentence("now", f"{body['key']} (attempt {body['attempt']}), since {ago(body['since'])}", "blue"))
+    if run["state"] == "waiting":
+        until = moment(run.get("available_at"))
+        when = f" until {_clock(run['available_at'])} ({ago(run['available_at'])})" if until is not None else ""
+        parts.append(_sentence("waits", f"for {run['waiting_for'] or 'its turn'}{when}", "magenta"))
+    if run["reason"]:
+        parts.append(_sentence("held" if run["state"] == "held" else "reason", run["reason"], "yellow"))
+    if run.get("error") is not None:
+        parts.append(_sentence("error", _error_text(run["error"]), "red"))
+    elif run["state"] == "succeeded":
+        parts.append(_sentence("result", one_line(run.get("output"), 400), "green"))
+    return Group(*parts)
+
+
+def draw_workers(workers: Sequence[Row]) -> RenderableType:
+    """The workers, one a line."""
+    table = _table("worker", "host", "pid", "state", "queues", "workflows", "runs", "heartbeat", "health")
+    for worker in workers:
+        table.add_row(
+            _id(worker["id"], True),
+            Text(worker["hostname"]),
+            Text(str(worker["pid"])),
+            Text(worker["state"], _WORKER_STYLES[worker["state"]]),
+            Text(", ".join(worker["queues"] or ())),
+            Text(", ".join(worker["workflows"] or {})),
+            Text(str(worker["running"])),
+            Text(ago(worker["heartbeat_at"]), "dim"),
+            Text(_health(worker.get("health")), "dim"),
+        )
+    return table
+
+
+def state_text(run: Row) -> Text:
+    """A run's state in its colour, with what it waits for."""
+    state = run["state"]
+    text = Text(state, STATE_STYLES.get(state, ""))
+    if state == "waiting" and run["waiting_for"]:
+        text.append(f" {run['waiting_for']}", "dim")
+    if run.get("recoveries"):
+        text.append(f" ↻{run['recoveries']}", "yellow")
+    return text
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in ("run", "worker", "state", "took", "created", "at"))
+    return table
+
+
+def _header(run: Row) -> RenderableType:
+    now = dt.datetime.now(dt.UTC)
+    first = Text.assemble((run["workflow"], "bold"), "  ", (run["id"], "cyan"), "  ")
+    first.append_text(state_text(run))
+    if took := _took(run, now):
+        first.append(f" {'in' if run['finished_at'] else 'for'} {took}")
+    facts = [f"key {run['key']}"] if run["key"] else []
+    facts += [f"queue {run['queue']}"] if run["queue"] != "default" else []
+    facts += [f"priority {run['priority']}"] if run["priority"] else []
+    facts.append(f"created {_clock(run['created_at'])} ({ago(run['created_at'], now)})")
+    facts += [f"{run['recoveries']} recoveries"] if run.get("recoveries") else []
+    facts += [f"worker {run['worker'][-_SHORT:]}"] if run["worker"] else []
+    lines: list[RenderableType] = [first, Text(" · ".join(facts), "dim")]
+    if run.get("input") is not None:
+        lines.append(Text.assemble(("input ", "dim"), one_line(run["input"], 400)))
+    return Group(*lines)
+
+
+def _journal(journal: Sequence[Row]) -> RenderableType:
+    table = _table("#", "step", "at", "took", "try", "result")
+    for entry in journal:
+        failed = entry["outcome"] != "ok"
+        mark = Text("✗ ", "red") if failed else Text("✓ ", "green")
+        took = seconds_between(entry["started_at"], entry["at"])
+        table.add_row(
+            Text(str(entry["seq"]), "dim"),
+            mark + Text(entry["key"]),
+            Text(_clock(entry["at"]), "dim"),
+            Text(duration(took)),
+            Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
+            Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry),
+        )
+    return table
+
+
+def _result(entry: Row) -> Text:
+    if entry["kind"] == "timer":
+        return Text("timer", "dim")
+    return Text(
+        entry["outcome"] if entry["output"] is None and entry["outcome"] != "ok" else one_line(entry["output"], 80)
+    )
+
+
+def _attempt(attempt: Row) -> RenderableType:
+    again = f", again {ago(attempt['next_at'])}" if attempt.get("next_at") else ""
+    return _sentence(
+        "retry", f"{attempt['key']} attempt {attempt['attempt']}: {_error_line(attempt['error'])}{again}", "yellow"
+    )
+
+
+def _is_settled(attempt: Row, journal: Sequence[Row]) -> bool:
+    return any(entry["key"] == attempt["key"] for entry in journal)
+
+
+def _sentence(label: str, text: str, style: str) -> RenderableType:
+    return Text.assemble((f"{label:<8}", style), text.replace("\n", f"\n{' ' * 8}"))
+
+
+def _error_line(error: Any) -> str:
+    """`CardDeclined: no funds (shop.py:42)`."""
+    if not isinstance(error, dict):
+        return one_line(error)
+    line = f" ({error['line']})" if error.get("line") else ""
+    message = str(error.get("message", "")).partition("\n")[0]
+    return f"{error_type(error)}: {message}{line}"
+
+
+def _error_text(error: Any) -> str:
+    """The error in full: type, message, the user's line, and the notes, which hold the traceback of a step's body."""
+    if not isinstance(error, dict):
+        return json.dumps(error)
+    lines = [f"{error_type(error)}: {error.get('message', '')}"]
+    if error.get("line"):
+        lines.append(f"at {error['line']}")
+    notes = error.get("notes") or [error.get("traceback") or ""]
+    return "\n".join([*lines, *(str(note).rstrip() for note in notes)]).rstrip()
+
+
+def _health(health: Any) -> str:
+    return "  ".join(f"{name} {value}" for name, value in health.items()) if isinstance(health, dict) else ""
+
+
+def _id(value: str, short: bool) -> Text:
+    return Text(f"…{value[-_SHORT:]}" if short else value, "cyan")
+
+
+def _clock(text: str | None) -> str:
+    then = moment(text)
+    if then is None:
+        return ""
+    local = then.astimezone()
+    today = local.date() == dt.datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S.%f" if today else "%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _took(run: Row, now: dt.datetime) -> str:
+    begin, end = moment(run["started_at"]), moment(run["finished_at"])
+    if begin is None:
+        return ""
+    return duration(((end or now) - begin).total_seconds())

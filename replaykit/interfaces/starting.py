@@ -1,0 +1,159 @@
+"""`replaykit start`: values from the command line, the start, the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import click
+
+from replaykit.errors import RunCancelled, RunFailed, RunHeld, WorkflowUnknown
+from replaykit.interfaces.output import console, error_type, print_json, say
+from replaykit.runtime.client import Client, Handle
+from replaykit.runtime.inspect import Inspector
+from replaykit.runtime.target import Target
+
+__all__ = ["parse_values", "start_run"]
+
+_PROGRESS_SECONDS = 0.5
+
+
+def parse_values(values: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments from `JSON` and `NAME=JSON`.
+
+    Raises:
+        click.UsageError: one is not JSON.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in values:
+        if text.startswith("--"):
+            raise click.UsageError(f"no such option: {text}")
+        name, equals, rest = text.partition("=")
+        if equals and name.isidentifier():
+            if name in kwargs:
+                raise click.UsageError(f"{name} is given twice")
+            kwargs[name] = _parse(rest, f"{name}=")
+        elif kwargs:
+            raise click.UsageError(f"{text} follows a NAME=JSON: arguments by place come first")
+        else:
+            args.append(_parse(text, ""))
+    return args, kwargs
+
+
+def _parse(text: str, before: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise click.UsageError(f"{before}{text} is not JSON; text is written '{before}{json.dumps(text)}'") from None
+
+
+def start_run(
+    target: Target,
+    workflow: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    key: str | None,
+    queue: str | None,
+    priority: int | None,
+    wait: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Start a run, wait for it if asked to, print what became of it. Returns the exit code."""
+    with Inspector(target) as inspector:
+        if not force:
+            _refuse_unknown(inspector, workflow)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            client = Client(target.open(), target.schema).options(key=key, queue=queue, priority=priority)
+            answer = asyncio.run(_start(client, workflow, args, kwargs, wait))
+        for warning in caught:
+            say(str(warning.message))
+        if wait:
+            answer |= _outcome(inspector.run(answer["id"]))
+    if as_json:
+        print_json(answer)
+    else:
+        _print(answer, wait)
+    return 0 if not wait or answer["state"] == "succeeded" else 1
+
+
+def _refuse_unknown(inspector: Inspector, workflow: str) -> None:
+    """A name that no live worker has is likelier mistyped than early, as long as there are live workers."""
+    there = inspector.workflows()
+    if there and workflow not in there:
+        names = ", ".join(sorted(there))
+        raise WorkflowUnknown(
+            f"no live worker has a workflow {workflow!r}; there are {names} (--force starts it anyway)"
+        )
+
+
+async def _start(
+    client: Client, workflow: str, args: Sequence[Any], kwargs: dict[str, Any], wait: bool
+) -> dict[str, Any]:
+    async with client:
+        handle = await client.start(workflow, *args, **kwargs)
+        state = "pending" if handle.created else str((await handle.info()).state)
+        if wait:
+            async with _progress(handle, workflow):
+                with contextlib.suppress(RunFailed, RunHeld, RunCancelled):  # the row says more
+                    await handle.result()
+    return {"id": str(handle.id), "state": state, "created": handle.created}
+
+
+def _outcome(run: dict[str, Any]) -> dict[str, Any]:
+    """What `--wait` adds: the state, and the result, the error or the reason."""
+    named = {"succeeded": ("result", "output"), "failed": ("error", "error"), "held": ("reason", "reason")}
+    name, column = named.get(run["state"], ("reason", "reason"))
+    return {"state": run["state"], name: run[column]}
+
+
+def _print(answer: dict[str, Any], waited: bool) -> None:
+    if not waited:
+        click.echo(answer["id"])
+        if not answer["created"]:
+            say(f"the key's run was there already; it is {answer['state']}")
+    elif answer["state"] == "succeeded":
+        click.echo(json.dumps(answer["result"], ensure_ascii=False))
+    else:
+        error = answer.get("error") or {}
+        why = f"{error_type(error)}: {error['message']}" if error else answer.get("reason")
+        place = f" ({error['line']})" if error.get("line") else ""
+        say(f"run {answer['id']} {_BECAME.get(answer['state'], answer['state'])}{f': {why}{place}' if why else ''}")
+
+
+_BECAME = {"failed": "failed", "held": "is held", "cancelled": "was cancelled"}
+
+
+@contextlib.asynccontextmanager
+async def _progress(handle: Handle[Any], workflow: str) -> AsyncIterator[None]:
+    """A line on a terminal's stderr while the run works; elsewhere nothing."""
+    screen = console(err=True)
+    if not screen.is_terminal:
+        yield
+        return
+    with screen.status(f"{workflow} {handle.id}") as status:
+
+        async def follow() -> None:
+            while True:
+                info = await handle.info()
+                waits = f" {info.waiting_for}" if info.waiting_for else ""
+                status.update(f"{workflow} {handle.id}  {info.state}{waits}, {info.entries} entries")
+                await asyncio.sleep(_PROGRESS_SECONDS)
+
+        task = asyncio.create_task(follow())
+        try:
+            yield
+        except asyncio.CancelledError:
+            say(f"the run goes on: `replaykit show {handle.id}`")
+            raise
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
