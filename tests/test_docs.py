@@ -123,7 +123,8 @@ def test_the_page_of_the_command_line_names_every_command_and_option() -> None:
                 yield f"{path}{name}", command
 
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## `replaykit ([a-z ]+)[^`]*`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    found = re.findall(r"^## `replaykit ([a-z ]+)[^`]*`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    sections = {name.strip(): text for name, text in found}
     commands = dict(walk(cli, ""))
     settings = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     missing = [
@@ -131,12 +132,10 @@ def test_the_page_of_the_command_line_names_every_command_and_option() -> None:
         for name, command in commands.items()
         for parameter in command.params
         for option in parameter.opts
-        if option.startswith("--")
-        and option not in settings
-        and option not in sections.get(name.strip(), "") + common(page)
+        if option.startswith("--") and option not in settings and option not in sections.get(name, "") + common(page)
     ]
 
-    assert {name.strip() for name in sections} == set(commands)
+    assert set(sections) == set(commands)
     assert missing == []
 
 

@@ -28,13 +28,13 @@ class Summary:
 
 
 @workflow
-async def publish_docs(folder: str, url: str) -> int:
+async def publish_docs(folder: str, url: str, pause: float = 0.1) -> int:
     """Publish a summary of every markdown file below `folder` to `url`; returns how many there were."""
     documents = await step(find_documents, folder)
     for document in documents:
         summary = await step(summarise, folder, document)
         await step(publish, url, summary)
-        await asyncio.sleep(0.1)  # durable like any sleep in a workflow, be it for 0.1 s or for a month
+        await asyncio.sleep(pause)  # durable like any sleep in a workflow, be it for 0.1 s or for a month
     return len(documents)
 
 
