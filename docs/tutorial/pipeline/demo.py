@@ -24,6 +24,7 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from pipeline import find_documents
 from receiver import Receiver
+
 from replaykit.runtime.embedded import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
