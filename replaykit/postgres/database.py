@@ -284,6 +284,11 @@ class SyncConnection:
         """Closed by us, or known to be broken."""
         return self._raw.closed or self._raw.broken
 
+    @property
+    def backend_pid(self) -> int:
+        """Of the server process, as `pg_stat_activity.pid` has it."""
+        return self._raw.info.backend_pid
+
 
 # What would void durability, as the session sees it.
 DURABILITY = Statement(

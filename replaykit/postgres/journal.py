@@ -14,7 +14,7 @@ from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import Entry, Finish, Hold, Park, Unit, Verdict
+from replaykit.replay.entries import Change, Entry, Finish, Hold, Park, Unit, Verdict
 
 __all__ = [
     "ENTRY_COLUMNS",
@@ -36,39 +36,36 @@ _COLUMNS: Final = (
     " started_at, at, due_at, worker, write_id"
 )
 
-# Units of many runs. `good` are those whose lease and wakes are right; `done` those of them whose entries all went in,
-# and only their changes are made. A unit of which a part stands already can only be our defect: the cast fails, the
-# whole statement is rolled back, and the writer finds the unit by sending each alone. now() and not clock_timestamp():
-# the columns of one row must agree on what is due. Payloads travel as text inside the document: a json string with
-# \u0000 would be unescaped by json_to_recordset.
+# Units of many runs. `held` are all of them in the order in which every writer locks (by run), with what the locked
+# row says; `done` are those that stand: leased, with the right wakes, every entry in. Only their changes are made. A
+# unit of which a part stands already can only be our defect: the cast fails, the whole statement is rolled back, and
+# the writer finds the unit by sending each alone. now() and not clock_timestamp(): the columns of one row must agree
+# on what is due. Payloads travel as text inside the document: json_to_recordset would unescape a \u0000.
 WRITE_UNITS = Statement(
     "journal-write-fenced",
     f"""
-with unit as materialized (
-    select * from json_to_recordset(%(units)s::json) as u(run_id uuid, token uuid, write_id uuid, n int, wakes bigint,
-        state text, seen bigint, waiting_for text, until bigint, reason text, output text, error text)
-), held as materialized (
-    select h.* from (select run_id, token from unit order by run_id) u
-    cross join lateral (select r.id, r.worker, r.wakes from {{schema}}.runs r
-        where r.id = u.run_id and r.lease_token = u.token for no key update of r) h
-), good as materialized (
-    select u.*, h.worker from unit u join held h on h.id = u.run_id
-    where u.wakes is null or u.wakes = h.wakes
+with held as materialized (
+    select u.*, r.id is not null as leased, coalesce(r.wakes = u.wakes, r.id is not null) as fresh, r.worker
+    from (select * from json_to_recordset(%(units)s::json) as d(run_id uuid, token uuid, write_id uuid, n int,
+        wakes bigint, state text, seen bigint, waiting_for text, until bigint, reason text, output text, error text)
+        order by run_id) u
+    left join lateral (select r.id, r.worker, r.wakes from {{schema}}.runs r
+        where r.id = u.run_id and r.lease_token = u.token for no key update of r) r on true
 ), ins as (
     insert into {{schema}}.journal ({_COLUMNS})
-    select e.run_id, e.seq, e.key, e.name, e.kind, e.outcome, coalesce(e.attempt, 1), e.input::json, e.output::json,
-        e.error::json, e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, g.worker,
-        g.write_id
+    select e.run_id, e.seq, e.key, e.name, e.kind, e.outcome, e.attempt, e.input::json, e.output::json, e.error::json,
+        e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, h.worker, h.write_id
     from json_to_recordset(%(entries)s::json) as e(run_id uuid, seq int, key text, name text, kind text, outcome text,
         attempt int, input text, output text, error text, digest text, ikey text, started_at bigint, at bigint,
         due_at bigint)
-    join good g on g.run_id = e.run_id
+    join held h on h.run_id = e.run_id
+    where h.fresh
     on conflict (run_id, seq) do nothing returning run_id
 ), counted as materialized (
-    select g.*, coalesce(i.n, 0) as written from good g
-    left join (select run_id, count(*) as n from ins group by run_id) i on i.run_id = g.run_id
+    select run_id, count(*) as n from ins group by run_id
 ), done as materialized (
-    select * from counted where written = n and (state is not null or reason is not null)
+    select h.* from held h left join counted c on c.run_id = h.run_id
+    where h.fresh and coalesce(c.n, 0) = h.n and (h.state is not null or h.reason is not null)
 ), changed as (
     update {{schema}}.runs r set
         state = case when d.state is null then r.state
@@ -90,10 +87,10 @@ with unit as materialized (
     from done d where p.run_id = any(array(select run_id from done where output is not null or error is not null))
         and p.run_id = d.run_id
 )
-select u.run_id, case when h.id is null then 'fenced' when c.run_id is null then 'stale' when c.written = c.n then 'ok'
-    when c.written = 0 then 'conflict'
-    else (c.written::text || ' of ' || c.n || ' entries went in: others stand at their seq')::int::text end
-from unit u left join held h on h.id = u.run_id left join counted c on c.run_id = u.run_id
+select h.run_id, case when not h.leased then 'fenced' when not h.fresh then 'stale'
+    when coalesce(c.n, 0) = h.n then 'ok' when c.n is null then 'conflict'
+    else (c.n::text || ' of ' || h.n || ' entries went in: others stand at their seq')::int::text end
+from held h left join counted c on c.run_id = h.run_id
 """,
 )
 
@@ -112,7 +109,7 @@ with held as materialized (
     from held h where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
     on conflict (run_id, seq) do nothing returning 1
 )
-select %(run_id)s, case when not exists (select from held) then 'fenced' when exists (select from ins) then 'ok'
+select %(run_id)s, case when exists (select from ins) then 'ok' when not exists (select from held) then 'fenced'
     when (select wakes from held) <> %(wakes)s::bigint then 'stale' else 'conflict' end
 """,
 )
@@ -161,11 +158,13 @@ order by j.seq
 
 def write_units(units: Sequence[Unit]) -> Bound:
     """The statement that writes `units` (of different runs) in one commit; `parse_verdicts` reads what it returns."""
+    rows: list[str] = []
     entries: list[str] = []
     for unit in units:
-        head = f'{{"run_id":"{unit.run_id}","seq":'
-        entries += [head + _entry_row(e) for e in unit.entries]
-    return WRITE_UNITS, {"units": _compact([_unit_row(u) for u in units]), "entries": f"[{','.join(entries)}]"}
+        run = _hex(unit.run_id)
+        rows.append(_unit_row(run, unit))
+        entries += [_entry_row(run, e) for e in unit.entries]
+    return WRITE_UNITS, {"units": f"[{','.join(rows)}]", "entries": f"[{','.join(entries)}]"}
 
 
 def write_entry(unit: Unit) -> Bound:
@@ -215,7 +214,7 @@ def recheck(units: Sequence[Unit]) -> Bound:
         }
         for u in units
     ]
-    return RECHECK, {"units": _compact(rows)}
+    return RECHECK, {"units": json.dumps(rows)}
 
 
 def parse_recheck(rows: Iterable[tuple[Any, ...]]) -> set[UUID]:
@@ -241,57 +240,59 @@ def parse_entry(row: Sequence[Any]) -> Entry:
     return Entry(seq, key, name, kind, outcome, at, attempt, input, output, error, digest, ikey, started_at, due_at)
 
 
-def _entry_row(e: Entry) -> str:
-    row: dict[str, Any] = {"key": e.key, "name": e.name, "kind": e.kind, "outcome": e.outcome, "at": e.at}
-    if e.attempt != 1:
-        row["attempt"] = e.attempt
+def _entry_row(run: str, e: Entry) -> str:
+    """One line of the document, written by hand: a dict and `json.dumps` take three times as long."""
+    row = (
+        f'{{"run_id":"{run}","seq":{e.seq},"key":{_quoted(e.key)},"name":{_quoted(e.name)},"kind":"{e.kind}",'
+        f'"outcome":"{e.outcome}","attempt":{e.attempt},"at":{e.at}'
+    )
     if e.input is not None:
-        row["input"] = e.input
+        row += f',"input":{_quoted(e.input)}'
     if e.output is not None:
-        row["output"] = e.output
+        row += f',"output":{_quoted(e.output)}'
     if e.error is not None:
-        row["error"] = e.error
+        row += f',"error":{_quoted(e.error)}'
     if e.digest is not None:
-        row["digest"] = e.digest
+        row += f',"digest":{_quoted(e.digest)}'
     if e.idempotency_key is not None:
-        row["ikey"] = e.idempotency_key
+        row += f',"ikey":{_quoted(e.idempotency_key)}'
     if e.started_at is not None:
-        row["started_at"] = e.started_at
+        row += f',"started_at":{e.started_at}'
     if e.due_at is not None:
-        row["due_at"] = e.due_at
-    return f"{e.seq},{_compact(row)[1:]}"
+        row += f',"due_at":{e.due_at}'
+    return row + "}"
 
 
-def _unit_row(u: Unit) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "run_id": str(u.run_id),
-        "token": str(u.token),
-        "write_id": str(u.write_id),
-        "n": len(u.entries),
-    }
+def _unit_row(run: str, u: Unit) -> str:
+    row = f'{{"run_id":"{run}","token":"{_hex(u.token)}","write_id":"{_hex(u.write_id)}","n":{len(u.entries)}'
     if u.wakes is not None:
-        row["wakes"] = u.wakes
-    if u.note is not None:
-        row["reason"] = u.note
-    change = u.change
-    if change is None:
-        return row
-    row.pop("reason", None)
+        row += f',"wakes":{u.wakes}'
+    if u.change is not None:
+        row += "," + json.dumps(_change(u.change))[1:-1]
+    elif u.note is not None:
+        row += f',"reason":{_quoted(u.note)}'
+    return row + "}"
+
+
+def _change(change: Change) -> dict[str, Any]:
     if isinstance(change, Finish):
-        row.update(state=change.state, output=change.output, error=change.error)
-    elif isinstance(change, Park):
+        return {"state": change.state, "output": change.output, "error": change.error}
+    if isinstance(change, Park):
         until = change.available_at
-        row.update(state="waiting", seen=change.wakes, waiting_for=change.waiting_for)
-        row["until"] = None if until is None or until > FOREVER_US else until
-    elif isinstance(change, Hold):
-        row.update(state="held", seen=change.wakes, reason=change.reason)
-    else:
-        row["state"] = "pending"
-    return row
+        if until is not None and until > FOREVER_US:
+            until = None
+        return {"state": "waiting", "seen": change.wakes, "waiting_for": change.waiting_for, "until": until}
+    if isinstance(change, Hold):
+        return {"state": "held", "seen": change.wakes, "reason": change.reason}
+    return {"state": "pending"}
 
 
 def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
 
 
-_compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+def _hex(id: UUID) -> str:
+    return f"{id.int:032x}"  # a fifth of the time that str() takes; Postgres reads both
+
+
+_quoted = json.encoder.encode_basestring_ascii

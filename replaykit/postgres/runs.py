@@ -248,7 +248,15 @@ _RUN_COLUMNS: Final = (
     " coalesce((select j.seq from {schema}.journal j where j.run_id = r.id order by j.seq desc limit 1), 0)"
 )
 
-FIND_ID = Statement("runs-read-id", f"select {_RUN_COLUMNS} from {{schema}}.runs r where r.id = %(id)s")
+# By id, else by key: people use UUIDs as keys, too.
+FIND_ID = Statement(
+    "runs-read-id-or-key",
+    f"""
+select {_RUN_COLUMNS} from {{schema}}.runs r
+where r.id = coalesce((select id from {{schema}}.runs where id = %(id)s),
+    (select id from {{schema}}.runs where key = %(ref)s))
+""",
+)
 
 # By key, else by the last characters of the id (a scan: for people). Two rows mean that more of the id is needed.
 FIND_KEY = Statement(
@@ -365,12 +373,9 @@ def hold_run(run_id: UUID, token: UUID, reason: str) -> Bound:
 
 
 def find_run(ref: str) -> Bound:
-    """The run of an id, a key, or the last 6 and more characters of an id; `parse_runs` reads none, one or two rows.
-
-    A string in an id's form is an id and nothing else.
-    """
+    """The run of an id, a key, or the last 6 and more characters of an id; `parse_runs` reads none, one or two rows."""
     try:
-        return FIND_ID, {"id": UUID(ref)}
+        return FIND_ID, {"id": UUID(ref), "ref": ref}
     except ValueError:
         return FIND_KEY, {"ref": ref, "suffix": re.fullmatch(r"[0-9a-fA-F-]{6,36}", ref) is not None}
 
