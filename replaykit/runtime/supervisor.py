@@ -1,0 +1,417 @@
+"""`replaykit worker`: a parent that spawns children, buries them and hands back their runs at once.
+
+The parent runs nothing of the user's, so nothing of the user's can take it down; a dead child's runs are released as
+soon as waitpid returns, not when a lease ends (DESIGN 5). It only waits: for a signal, for a child's word, for the
+next moment at which it has decided to do something.
+
+    RUNNING --SIGTERM, SIGINT--> DRAINING --time, SIGINT--> ABANDONING --time, SIGINT--> KILLING
+    children are                 children let bodies        lifelines are closed:        SIGKILL
+    respawned                    finish, then release       children give up in 2 s
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+from uuid import UUID, uuid4
+
+import structlog
+from pydantic import ValidationError
+
+from replaykit.postgres import leases, runs
+from replaykit.postgres.database import Database, SyncConnection
+from replaykit.postgres.schema import work_channel
+from replaykit.runtime.config import WorkerConfig
+from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
+from replaykit.runtime.lifeline import Incarnation, Report, as_line
+
+__all__ = ["EXIT_CONFIGURATION", "WorkerConfig", "run_workers"]
+
+log = structlog.get_logger("replaykit")
+
+EXIT_CONFIGURATION: Final = 2
+"""A child's, and then the parent's, exit code: it cannot start as it was told; the sentence is on stderr."""
+
+QUICK_SECONDS: Final = 10.0
+"""A child that dies younger than this dies quickly; after quick deaths in a row the next one waits."""
+
+RESPAWN_SECONDS_MAX: Final = 30.0
+"""Longest wait before a child that never became ready is tried again."""
+
+RESPAWN_READY_SECONDS_MAX: Final = 1.0
+"""Longest wait after a child that had been ready: what killed it is likelier a run, and the others want a worker."""
+
+DRAIN_MARGIN_SECONDS: Final = 5.0
+"""Beyond the grace period or the lease, whichever is longer, before the parent loses patience with a drain."""
+
+ABANDON_SECONDS: Final = 4.0
+"""Between the closing of the lifelines and SIGKILL; a child promises 2 s."""
+
+DOUBLE_SIGINT_SECONDS: Final = 0.2
+"""Two SIGINTs closer than this are one: a terminal sends it to the whole group, and `uv run` or `make` pass it on."""
+
+RELEASE_AGAIN_SECONDS: Final = 1.0
+"""After a death the runs are released once more: a claim may have been on its way, and is committed for a dead worker."""
+
+RELEASE_PAUSE_SECONDS_MAX: Final = 2.0
+"""Longest wait between two tries to hand back a dead child's runs."""
+
+RELEASE_SECONDS_MAX: Final = 5.0
+"""How long the parent, leaving, tries to reach a database that is away; then the leases end by themselves."""
+
+
+def run_workers(config: WorkerConfig) -> int:
+    """Runs the children until SIGTERM or SIGINT and all of them have ended. Main thread only.
+
+    Returns:
+        Exit code: 0 all ended as asked; 1 some had to be killed; 2 the children cannot start as configured (one
+        sentence was written to stderr).
+    """
+    with _signals() as (wakeup, arrived):
+        return Supervisor(config, wakeup, arrived).run()
+
+
+class Stage(enum.IntEnum):
+    """How far the parent is from its end."""
+
+    RUNNING = 0
+    DRAINING = 1
+    ABANDONING = 2
+    KILLING = 3
+
+
+@dataclass(slots=True)
+class Child:
+    """One incarnation: a process, its pipes, and the id under which it holds leases."""
+
+    worker_id: UUID
+    process: subprocess.Popen[bytes]
+    lifeline: int | None  # the write end; None once closed
+    status: int  # the read end
+    started: float
+    ready: bool = False
+    failure: str | None = None
+    unread: bytes = b""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for a child, filled again when it dies."""
+
+    number: int
+    child: Child | None = None
+    quick_deaths: int = 0
+    spawn_at: float = field(default=0.0)  # monotonic
+
+
+def respawn_delay(quick_deaths: int, ready: bool) -> float:
+    """Seconds to wait after that many quick deaths in a row: none after the first, then doubling from 0.1."""
+    if quick_deaths <= 1:
+        return 0.0
+    longest = RESPAWN_READY_SECONDS_MAX if ready else RESPAWN_SECONDS_MAX
+    return float(min(longest, 0.1 * 2 ** min(quick_deaths - 2, 20)))
+
+
+class Supervisor:
+    """The parent's loop: what it has (slots, stage) and one turn after another."""
+
+    def __init__(self, config: WorkerConfig, wakeup: socket.socket, arrived: deque[int]) -> None:
+        self._config = config
+        self._config_line = as_line(config)
+        self._arrived = arrived
+        self._slots = [Slot(number) for number in range(config.processes)]
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = wakeup
+        self._releases = Releases(config)
+        self._stage = Stage.RUNNING
+        self._stage_ends: float | None = None  # monotonic: when the next, harsher stage begins by itself
+        self._last_sigint = -DOUBLE_SIGINT_SECONDS
+        self._ever_ready = False
+        self._exit_code = 0
+
+    def run(self) -> int:
+        self._selector.register(self._wakeup, selectors.EVENT_READ, None)
+        self._releases.start()
+        try:
+            while self._turn():
+                pass
+        finally:
+            for slot in self._slots:  # after an error of ours: the children end as orphans do
+                if slot.child is not None:
+                    _close_lifeline(slot.child)
+            self._releases.finish()
+            self._selector.close()
+        log.info("worker_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    def _turn(self) -> bool:
+        """One turn: act on what is due, wait, take in what came. False: all is over."""
+        now = time.monotonic()
+        if self._stage_ends is not None and now >= self._stage_ends:
+            self._advance(Stage(min(self._stage + 1, Stage.KILLING)))
+        if self._stage is Stage.RUNNING:
+            for slot in self._slots:
+                if slot.child is None and slot.spawn_at <= now:
+                    self._fill(slot)
+        elif all(slot.child is None for slot in self._slots):
+            return False
+        for key, _ in self._selector.select(self._seconds_to_wait()):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._wakeup.recv(4096)
+            else:
+                self._read_status(key.data)
+        while self._arrived:
+            self._take_signal(self._arrived.popleft())
+        for slot in self._slots:
+            if slot.child is not None and slot.child.process.poll() is not None:
+                self._bury(slot, slot.child)
+        return True
+
+    def _seconds_to_wait(self) -> float | None:
+        moments = [slot.spawn_at for slot in self._slots if slot.child is None and self._stage is Stage.RUNNING]
+        if self._stage_ends is not None:
+            moments.append(self._stage_ends)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _fill(self, slot: Slot) -> None:
+        try:
+            slot.child = self._spawn(slot.number)
+        except OSError as error:  # no memory, no process, no descriptor left: the machine's trouble may pass
+            log.error("child_not_started", child=slot.number, error=str(error))
+            slot.spawn_at = time.monotonic() + RESPAWN_READY_SECONDS_MAX
+
+    def _spawn(self, slot: int) -> Child:
+        lifeline_read, lifeline_write = os.pipe()  # not inheritable: only this process ever holds the write end
+        status_read, status_write = os.pipe()
+        worker_id = uuid4()
+        arguments = [str(lifeline_read), str(status_write), str(os.getpid())]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._config.child_module, *arguments],
+                pass_fds=(lifeline_read, status_write),
+            )
+        except OSError:
+            os.close(lifeline_write)
+            os.close(status_read)
+            raise
+        finally:
+            os.close(lifeline_read)
+            os.close(status_write)
+        child = Child(worker_id, process, lifeline_write, status_read, time.monotonic())
+        with contextlib.suppress(BrokenPipeError):  # dead already: waitpid will say so
+            os.write(lifeline_write, self._config_line)
+            os.write(lifeline_write, as_line(Incarnation(worker_id=worker_id, slot=slot)))
+        os.set_blocking(status_read, False)
+        self._selector.register(status_read, selectors.EVENT_READ, child)
+        log.info("child_started", child=slot, pid=process.pid, worker=str(worker_id))
+        return child
+
+    def _read_status(self, child: Child) -> None:
+        """Takes in what the child has written so far."""
+        while True:
+            try:
+                data = os.read(child.status, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(child.status)
+                return
+            *lines, child.unread = (child.unread + data).split(b"\n")
+            for line in lines:
+                self._take_report(child, line)
+
+    def _take_report(self, child: Child, line: bytes) -> None:
+        try:
+            report = Report.model_validate_json(line)
+        except ValidationError:
+            log.warning("child_unintelligible", pid=child.process.pid, line=line[:200].decode(errors="replace"))
+            return
+        if report.kind == "ready":
+            child.ready = self._ever_ready = True
+            log.info("child_ready", pid=child.process.pid, worker=str(child.worker_id))
+        else:
+            child.failure = report.text
+
+    def _bury(self, slot: Slot, child: Child) -> None:
+        """After waitpid: hand back its runs, then decide about the next one."""
+        code = child.process.returncode
+        killed_by_us = self._stage is Stage.KILLING
+        self._releases.add(child.worker_id, recovered=code not in (0, EXIT_LEASE_LOST) and not killed_by_us)
+        self._read_status(child)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.status)
+        os.close(child.status)
+        _close_lifeline(child)
+        slot.child = None
+        lived = time.monotonic() - child.started
+        asked = self._stage is not Stage.RUNNING and code in (0, EXIT_LEASE_LOST)
+        tell = log.info if asked else log.warning
+        tell("child_ended", child=slot.number, pid=child.process.pid, **_cause(code), seconds=round(lived, 3))
+        if code == EXIT_CONFIGURATION and not self._ever_ready:
+            self._refuse(child.failure or f"a worker's process could not start (exit code {code})")
+        elif child.failure is not None:
+            log.error("child_failed", child=slot.number, reason=child.failure)
+        slot.quick_deaths = slot.quick_deaths + 1 if lived < QUICK_SECONDS else 0
+        slot.spawn_at = time.monotonic() + respawn_delay(slot.quick_deaths, child.ready)
+
+    def _refuse(self, sentence: str) -> None:
+        """The configuration cannot work: say it once, however many children found out, and end."""
+        if self._exit_code != EXIT_CONFIGURATION:
+            sys.stderr.write(sentence + "\n")
+            sys.stderr.flush()
+        self._exit_code = EXIT_CONFIGURATION
+        if self._stage is Stage.RUNNING:
+            self._advance(Stage.DRAINING)
+
+    def _take_signal(self, number: int) -> None:
+        if number == signal.SIGTERM:  # twice is once: systemd tells the whole group, and we tell the children
+            if self._stage is Stage.RUNNING:
+                self._advance(Stage.DRAINING)
+        elif number == signal.SIGINT:
+            now = time.monotonic()
+            if now - self._last_sigint >= DOUBLE_SIGINT_SECONDS:
+                self._last_sigint = now
+                self._advance(Stage(min(self._stage + 1, Stage.KILLING)))
+
+    def _advance(self, stage: Stage) -> None:
+        """Enters a harsher stage and tells the children."""
+        self._stage = stage
+        settings = self._config.settings
+        now = time.monotonic()
+        log.info("worker_stopping", stage=stage.name.lower())
+        for child in [slot.child for slot in self._slots if slot.child is not None]:
+            if stage is Stage.DRAINING:
+                child.process.terminate()
+            elif stage is Stage.ABANDONING:
+                _close_lifeline(child)
+            else:
+                child.process.kill()
+                self._exit_code = self._exit_code or 1
+        if stage is Stage.DRAINING:
+            # The lease too: it is what an effect in flight gets (DESIGN 5).
+            self._stage_ends = now + max(settings.grace_seconds, settings.lease_seconds) + DRAIN_MARGIN_SECONDS
+        else:
+            self._stage_ends = now + ABANDON_SECONDS if stage is Stage.ABANDONING else None
+
+
+class Releases:
+    """Hands back the runs of dead children: in a thread, so that a database that is away delays no burial."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._database = Database(config.dsn, config.schema_name, name="supervisor")
+        self._connection: SyncConnection | None = None
+        self._queue: queue.SimpleQueue[tuple[UUID, bool] | None] = queue.SimpleQueue()
+        self._again: deque[tuple[float, UUID]] = deque()  # when, who
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replaykit-releases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, worker_id: UUID, recovered: bool) -> None:
+        """Releases that worker's runs, soon. `recovered`: its death may be a run's fault, and counts for each."""
+        self._queue.put((worker_id, recovered))
+
+    def finish(self) -> None:
+        """Waits until all is released, or for `RELEASE_SECONDS_MAX`."""
+        self._queue.put(None)
+        self._thread.join(RELEASE_SECONDS_MAX)
+        self._leaving.set()
+        if self._thread.is_alive():
+            log.warning("runs_not_released", reason="the database is not reachable; the leases will end by themselves")
+
+    def _run(self) -> None:
+        self._connect()
+        while (item := self._next()) is not None:
+            tries = 0
+            while not self._release(*item):
+                tries += 1
+                if self._leaving.wait(min(RELEASE_PAUSE_SECONDS_MAX, 0.02 * 2 ** min(tries, 10))):
+                    return
+        self._disconnect()
+
+    def _next(self) -> tuple[UUID, bool] | None:
+        """The next worker to release: one that has just died, or one that had died a while ago."""
+        try:
+            wait = max(0.0, self._again[0][0] - time.monotonic()) if self._again else None
+            item = self._queue.get(timeout=wait)
+        except queue.Empty:
+            return self._again.popleft()[1], True
+        if item is not None and item[1]:
+            self._again.append((time.monotonic() + RELEASE_AGAIN_SECONDS, item[0]))
+        return item
+
+    def _connect(self) -> None:
+        """Ahead of the first death, which then costs one round trip."""
+        with contextlib.suppress(Exception):
+            self._connection = self._database.connect_sync()
+
+    def _release(self, worker_id: UUID, recovered: bool) -> bool:
+        try:
+            if self._connection is None:
+                self._connection = self._database.connect_sync()
+            rows = self._connection.run(*leases.release_worker(worker_id, recovered=recovered))
+            released = leases.parse_released(rows)
+            if released.runs:
+                self._connection.run(*runs.notify(work_channel(self._config.schema_name)))
+        except Exception as error:  # whatever it is: the runs stay where they are until it works or the lease ends
+            log.warning("release_failed", worker=str(worker_id), error=str(error))
+            self._disconnect()
+            return False
+        log.info("runs_released", worker=str(worker_id), runs=released.runs, recovered=recovered)
+        return True
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+def _close_lifeline(child: Child) -> None:
+    if child.lifeline is not None:
+        os.close(child.lifeline)
+        child.lifeline = None
+
+
+def _cause(code: int) -> dict[Literal["signal", "exit_code"], str | int]:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return {"signal": signal.Signals(-code).name}
+    return {"exit_code": code}
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[tuple[socket.socket, deque[int]]]:
+    """Signals become bytes on a socket (to end a wait) and numbers in a queue (to be acted on), in that order."""
+    arrived: deque[int] = deque()
+    receiving, sending = socket.socketpair()
+    receiving.setblocking(False)
+    sending.setblocking(False)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
+    wakeup_before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+    try:
+        yield receiving, arrived
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        receiving.close()
+        sending.close()
