@@ -61,10 +61,8 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
         ConfigurationError: they do not fit; the message names the path (`checkout: $.order.rows[3].cents: ...`).
         NotJournalable: an argument has no JSON form.
     """
-    texts = {f"[{place}]": _text(name, f"[{place}]", value) for place, value in enumerate(args)}
-    texts |= {f".{parameter}": _text(name, f".{parameter}", value) for parameter, value in kwargs.items()}
     positional, properties = schema["positional"], schema["properties"]
-    given: dict[str, str] = dict(zip(positional, texts.values(), strict=False))
+    given = {p: _text(name, f".{p}", value) for p, value in zip(positional, args, strict=False)}
     as_made = False
     if len(args) > len(positional):
         # `*args` is an array that cannot be given by place; which of several it is the schema does not say.
@@ -72,8 +70,8 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
         if not as_made:
             noun = "argument" if len(positional) == 1 else "arguments"
             raise ConfigurationError(f"{name} takes at most {len(positional)} {noun} by place, not {len(args)}")
-    for parameter in kwargs:
-        if parameter in given and parameter in positional[: len(args)]:
+    for parameter, value in kwargs.items():
+        if parameter in given:
             raise ConfigurationError(f"{name} got {parameter!r} twice: by place and by name")
         if parameter not in properties:
             if schema["additionalProperties"] is False:
@@ -81,7 +79,7 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
                     f"{name} has no parameter {parameter!r}; it has {', '.join(properties) or 'none'}"
                 )
             as_made = True  # `**kwargs`
-        given[parameter] = texts[f".{parameter}"]
+        given[parameter] = _text(name, f".{parameter}", value)
     for parameter in schema["required"]:
         if parameter not in given:
             raise ConfigurationError(f"{name} needs {parameter!r}; its parameters are {', '.join(properties)}")
