@@ -44,14 +44,15 @@ _WORDS: Final = {"null": "null", "boolean": "true or false", "integer": "an inte
 _WORDS_MORE: Final = {"string": "a string", "array": "an array", "object": "an object"}
 
 
-def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
+def misfit(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> str | None:
     """The first place where a value does not fit, as `.rows[3].cents: an integer is needed, not "x"`; None if it fits.
 
     Args:
         value: parsed JSON.
-        schema: a JSON schema with its own `$defs`.
+        schema: a JSON schema.
+        definitions: what its `$ref`s name; None: its own `$defs`.
     """
-    found = _Check(schema.get("$defs", {})).find(value, schema, "", 0)
+    found = _Check(schema.get("$defs", {}) if definitions is None else definitions).find(value, schema, "", 0)
     return None if found is None else f"{found[0]}: {found[1]}"
 
 

@@ -84,7 +84,8 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
         if parameter not in given:
             raise ConfigurationError(f"{name} needs {parameter!r}; its parameters are {', '.join(properties)}")
     for parameter, text in given.items():
-        wrong = misfit(pydantic_core.from_json(text), properties.get(parameter, schema["additionalProperties"]))
+        expected = properties.get(parameter, schema["additionalProperties"])
+        wrong = misfit(pydantic_core.from_json(text), expected, schema.get("$defs", {}))
         if wrong is not None:
             raise ConfigurationError(f"{name}: $.{parameter}{wrong}")
     if as_made:
