@@ -24,6 +24,7 @@ import json
 import math
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ from replaykit.replay.tags import DEPTH_MAX, SECRETS, a, is_fixed, is_plain, key
 __all__ = ["Codec", "codec_for", "misfit", "tagged"]
 
 
-class Codec:
+class Codec(ABC):
     """The door of one annotation.
 
     Attributes:
@@ -50,21 +51,21 @@ class Codec:
     stable: bool = False
     exact: bool = False
 
+    @abstractmethod
     def encode(self, value: Any) -> str:
         """Compact JSON text of `value`.
 
         Raises:
             NotJournalable: with the path of the part that has no form.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, text: str) -> Any:
         """A fresh value from `text`.
 
         Raises:
             ValueError: the text does not fit the annotation (pydantic's ValidationError is one).
         """
-        raise NotImplementedError
 
     def encode_checked(self, value: Any) -> tuple[str, Any]:
         """`encode(value)` and its decoded twin, equal to `value`: replays see that twin, so the first run must too.
@@ -79,7 +80,7 @@ class Codec:
         """The twin of `value`, decoded from its encoding. Raises NotJournalable when the two are not equal."""
         try:
             twin = self.decode(text)
-        except ValueError as error:
+        except Exception as error:  # also what an author's own validator raises
             raise NotJournalable(f"$: {a(value)} does not come back from its own JSON: {misfit(error)}") from None
         if not self.exact and not self.equal(value, twin):
             raise NotJournalable(_difference(value, twin))
@@ -94,17 +95,17 @@ class Codec:
         # one object with one key has nothing to sort; seen in the text, so that equal values take the same way
         return text if self.stable or text.count(":") <= 1 else sorted_keys(parse(unescape(text)))
 
+    @abstractmethod
     def from_json(self, value: Any) -> Any:
         """A value of this annotation from plain JSON (a command line, SQL), coerced as pydantic does.
 
         Raises:
             pydantic.ValidationError: it does not fit.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def json_schema(self) -> dict[str, Any]:
         """JSON schema of the annotation; empty when everything fits, or none can be made."""
-        raise NotImplementedError
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -190,6 +191,7 @@ class _Tagged(Codec):
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
         self._adapter: TypeAdapter[Any] | None = None
+        self._opaque: type | None = None  # a class that pydantic has no schema for
 
     def encode(self, value: Any) -> str:
         plain = value if is_plain(value) else tag(value)
@@ -208,14 +210,17 @@ class _Tagged(Codec):
             raise ValueError(f"a tag that cannot be read: {type(error).__name__}") from None
 
     def canonical(self, text: str) -> str:
-        if text.count(":") <= 1:
-            return text
-        value = parse(unescape(text))
-        return sorted_keys(sort_pairs(value) if '"~' in text else value)
+        if '"~' in text:
+            return sorted_keys(sort_pairs(parse(unescape(text))))
+        return super().canonical(text)
 
     def from_json(self, value: Any) -> Any:
         adapter = self._schema()
-        return value if adapter is None else adapter.validate_json(compact(value), by_alias=False, by_name=True)
+        if adapter is not None:
+            return adapter.validate_json(compact(value), by_alias=False, by_name=True)
+        if self._opaque is not None and not isinstance(value, self._opaque):
+            raise ValueError(f"{_short(self._opaque)} has no JSON form")
+        return value
 
     def json_schema(self) -> dict[str, Any]:
         adapter = self._schema()
@@ -229,6 +234,7 @@ class _Tagged(Codec):
             try:
                 self._adapter = TypeAdapter(self._annotation)
             except (pydantic.PydanticUserError, pydantic_core.SchemaError, NameError, TypeError):
+                self._opaque = self._annotation if type(self._annotation) is type else None
                 self._annotation = Any
         return self._adapter
 
@@ -593,7 +599,7 @@ def misfit(error: Exception) -> str:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         return f"${path}: {first['msg']}"
-    return f"$: {error}"
+    return f"$: {error}" if type(error) is ValueError else f"$: {type(error).__name__}"
 
 
 def _short(annotation: Any) -> str:

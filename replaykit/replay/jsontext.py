@@ -59,7 +59,7 @@ def parse(text: str) -> Any:
     """Plain JSON from unescaped text. Raises ValueError."""
     try:
         return pydantic_core.from_json(text)
-    except ValueError:  # lone surrogates
+    except (ValueError, TypeError):  # lone surrogates
         return json.loads(text)
 
 

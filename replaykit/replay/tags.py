@@ -296,7 +296,8 @@ def _tag_model(value: BaseModel, depth: int) -> Any:
 
 def _refuse_extra(cls: type, names: set[str]) -> None:
     for name in sorted(names):
-        if not isinstance(getattr(cls, name, None), functools.cached_property):  # a cache fills itself again
+        # a cache fills itself again, and typing leaves the parameters of a generic where no program looks
+        if name != "__orig_class__" and not isinstance(getattr(cls, name, None), functools.cached_property):
             refused = _Refused(f"not a field of {cls.__qualname__}, so it would be lost")
             refused.path.append(f".{name}")
             raise refused

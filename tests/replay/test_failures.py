@@ -1,0 +1,353 @@
+"""An exception is recorded whatever it is, and comes back as its own class or as StepFailed (DESIGN 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psycopg
+import pydantic
+import pytest
+import sqlalchemy.exc
+
+from replaykit.errors import NotJournalable, StepFailed
+from replaykit.replay import tags
+from replaykit.replay.failures import decode_error, encode_error, error_summary
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, *, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.detail = detail
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__("slot")
+        self.code = code
+
+
+class OwnNew(Exception):
+    def __new__(cls, *, code: int) -> OwnNew:
+        return super().__new__(cls)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+class OwnOSError(OSError):
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(2, why, path)
+        self.why = why
+
+
+class Formatted(Exception):
+    """Its text comes from an attribute."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+class Hostile(Exception):
+    """Nothing about it can be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    @property
+    def notes(self) -> str:
+        raise RuntimeError("no notes")
+
+
+class Guarded(Exception):
+    """A property of the name of an attribute must not run."""
+
+    def __init__(self) -> None:
+        super().__init__("guarded")
+        self.__dict__["level"] = 3
+
+    @property
+    def level(self) -> int:
+        return int(self.__dict__["level"])
+
+    @level.setter
+    def level(self, value: int) -> None:
+        raise AssertionError("an author's setter ran")
+
+
+class MyExit(SystemExit):
+    pass
+
+
+class MyGroup(ExceptionGroup[Exception]):
+    pass
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def twin_of(error: BaseException) -> BaseException:
+    return decode_error(encode_error(error))
+
+
+def seen(error: BaseException) -> dict[str, Any]:
+    """What a program can read of an exception."""
+    found: dict[str, Any] = {"str": str(error), "args": repr(error.args)}
+    for name in set(dir(error)) - set(dir(Exception())):
+        if name.startswith("_"):
+            continue
+        try:
+            value = getattr(error, name)
+        except Exception as refused:  # httpx's `request`, before it is set
+            value = type(refused)
+        if not isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+            found[name] = repr(value)
+    return found
+
+
+class Model(pydantic.BaseModel):
+    a: int
+
+
+REQUEST = httpx.Request("GET", "http://example.test/")
+HTTP_ERROR = httpx.HTTPStatusError("bad", request=REQUEST, response=httpx.Response(500, request=REQUEST))
+INTEGRITY = sqlalchemy.exc.IntegrityError("insert", {"a": 1}, psycopg.errors.UniqueViolation("dup"))
+
+REBUILT = [
+    ApiError(402, detail="no"),
+    Slotted(7),
+    OwnNew(code=1),
+    OwnOSError("/p", "gone"),
+    Formatted(7),
+    Guarded(),
+    FileNotFoundError(2, "No", "/x"),
+    OSError(2, "No", "/x", None, "/y"),
+    ConnectionRefusedError(111, "refused"),
+    BlockingIOError(11, "again", 3),
+    KeyError("k"),
+    raised(lambda: b"\xff".decode()),
+    raised(lambda: json.loads("{")),
+    raised(lambda: compile("a b", "f", "exec")),
+    httpx.ConnectTimeout("t"),
+    subprocess.CalledProcessError(1, ["x"], b"o"),
+    psycopg.errors.CheckViolation("no"),
+    TimeoutError(),
+    raised(lambda: getattr(None, "foo")),  # noqa: B009
+    NameError("no x", name="x"),
+    ImportError("m", name="n", path="/p"),
+    UnicodeEncodeError("ascii", "é", 0, 1, "r"),
+    ValueError("a\0b\ud83d", {1: (2,)}),
+    NotJournalable("$: cannot"),
+]
+
+
+@pytest.mark.parametrize("error", REBUILT, ids=lambda error: type(error).__name__)
+def test_an_exception_comes_back_as_its_own_class(error: BaseException) -> None:
+    """Class, text, arguments and attributes, without the author's `__init__` or `__new__`."""
+    twin = twin_of(error)
+
+    assert type(twin) is type(error)
+    if not isinstance(error, psycopg.Error):  # its `diag` belongs to a connection
+        assert seen(twin) == seen(error)
+
+
+REFUSED = [
+    (SystemExit(3), "builtins.SystemExit"),
+    (MyExit(3), "test_failures.MyExit"),
+    (KeyboardInterrupt(), "builtins.KeyboardInterrupt"),
+    (GeneratorExit(), "builtins.GeneratorExit"),
+    (StopIteration(5), "builtins.StopIteration"),
+    (StopAsyncIteration(), "builtins.StopAsyncIteration"),
+    (asyncio.CancelledError("x"), "asyncio.exceptions.CancelledError"),
+    (raised(lambda: Model(a="x")), "pydantic_core._pydantic_core.ValidationError"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("error", "name"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+def test_control_flow_and_closed_classes_are_step_failed(error: BaseException, name: str) -> None:
+    """What would end a task or a worker, and what only its own library can make, is StepFailed with its type's name."""
+    twin = twin_of(error)
+
+    assert type(twin) is StepFailed
+    assert twin.type == name
+    assert str(twin) == str(error)
+
+
+def test_a_class_that_is_not_loaded_is_step_failed_and_stays_it() -> None:
+    """Recorded again (the run fails with it), it keeps the name it stands for and does not become that class."""
+
+    class Local(Exception):
+        pass
+
+    twin = twin_of(Local("why"))
+    again = twin_of(twin)
+    known = twin_of(StepFailed("boom", "builtins.ValueError"))
+
+    assert [type(e) for e in (twin, again, known)] == [StepFailed, StepFailed, StepFailed]
+    assert isinstance(again, StepFailed)
+    assert again.type.endswith("<locals>.Local")
+    assert str(again) == "why"
+    assert error_summary(encode_error(twin))[:2] == (again.type, "why")
+
+
+def test_what_cannot_be_journaled_is_left_out_and_named() -> None:
+    """A response stays behind; a note says so, and the text is kept."""
+    twin = twin_of(HTTP_ERROR)
+    integrity = twin_of(INTEGRITY)
+    lone = twin_of(ValueError(Model))
+
+    assert type(twin) is httpx.HTTPStatusError
+    assert "replaykit: not recorded: ._request (httpx.Request), .response (httpx.Response)" in twin.__notes__
+    assert type(integrity) is sqlalchemy.exc.IntegrityError
+    assert str(integrity) == str(INTEGRITY)
+    assert integrity.params == {"a": 1}
+    assert str(lone) == str(ValueError(Model))
+
+
+def test_notes_cause_and_traceback_come_back() -> None:
+    """The author's notes, then ours; the traceback of the body is a note; the chain of causes is kept short."""
+
+    def fail() -> None:
+        error: BaseException = ValueError("0")
+        for n in range(1, 10):
+            after = ValueError(str(n))
+            after.__cause__ = error
+            error = after
+        error.add_note("by the author")
+        raise error
+
+    twin = twin_of(raised(fail))
+    chain = [str(twin)]
+    link: BaseException | None = twin.__cause__
+    while link is not None:
+        chain.append(str(link))
+        link = link.__cause__
+
+    assert twin.__notes__[0] == "by the author"
+    assert twin.__notes__[-1].startswith("Traceback (as recorded):\n")
+    assert "in fail" in twin.__notes__[-1]
+    assert chain == ["9", "8", "7", "6"]
+
+
+def test_the_line_is_the_innermost_of_user_code() -> None:
+    """Not the line in the library that raised it."""
+
+    def parse() -> None:
+        json.loads("{")
+
+    kind, message, line = error_summary(encode_error(raised(parse)))
+
+    assert kind == "json.decoder.JSONDecodeError"
+    assert message.startswith("Expecting property name")
+    assert line == f"{__file__}:{parse.__code__.co_firstlineno + 1}"
+
+
+def test_groups_come_back_with_their_members() -> None:
+    """Nested, of the author's own class, with members that can't be rebuilt, and cut when there are too many."""
+    group = BaseExceptionGroup("g", [ApiError(1, detail="d"), ExceptionGroup("in", [KeyError("k")]), SystemExit(3)])
+
+    twin = twin_of(group)
+    own = twin_of(MyGroup("m", [ValueError(1)]))
+    many = twin_of(ExceptionGroup("many", [ValueError(n) for n in range(500)]))
+
+    assert isinstance(twin, ExceptionGroup)
+    assert twin.message == "g"
+    assert [type(e) for e in twin.exceptions] == [ApiError, ExceptionGroup, StepFailed]
+    assert type(own) is MyGroup
+    assert repr(own.exceptions) == "(ValueError(1),)"
+    assert isinstance(many, ExceptionGroup)
+    assert len(many.exceptions) == 100
+    assert any("members" in note for note in many.__notes__)
+
+
+def test_encoding_never_raises() -> None:
+    """A hostile exception, a cycle of causes, one of a thousand frames and one of 10 MB are recorded all the same."""
+
+    def deep(n: int) -> None:
+        deep(n + 1)
+
+    loop = ValueError("loop")
+    loop.__cause__ = loop
+    huge = ValueError("x" * 10_000_000)
+    huge.add_note("y" * 1_000_000)
+    cyclic: Any = ApiError(1, detail="d")
+    cyclic.me = cyclic
+    for error in (Hostile(), loop, huge, cyclic, raised(lambda: deep(0))):
+        text = encode_error(error)
+        twin = decode_error(text)
+
+        assert len(text) < 300_000
+        assert "\\u0000" not in text
+        assert type(twin) is type(error)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"type":5}', '{"type":"x","args":3,"members":"y"}', "\x00"])
+def test_reading_never_raises(text: str) -> None:
+    """A record that is no record gives StepFailed and an empty summary."""
+    assert type(decode_error(text)) is StepFailed
+    error_summary(text)
+
+
+def test_nothing_but_an_exception_is_made() -> None:
+    """A recorded type that names a function, another class or a module that isn't loaded is not called."""
+    for name in ("os.system", "builtins.int", "subprocess.Popen", "this.Evil", "builtins.eval"):
+        twin = decode_error(json.dumps({"type": name, "message": "m", "args": ["true"]}))
+
+        assert type(twin) is StepFailed
+        assert twin.type == name
+    assert "this" not in sys.modules
+
+
+def test_only_modules_of_the_start_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of a module that a body imported later is StepFailed in the first run, as it may be in a replay."""
+    monkeypatch.setattr(tags, "_modules", None)
+    tags.remember_modules()
+    late = types.ModuleType("late_module")
+    cls = type("Late", (Exception,), {"__module__": "late_module", "__qualname__": "Late"})
+    late.Late = cls  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "late_module", late)
+
+    assert type(twin_of(cls("x"))) is StepFailed
+    assert type(twin_of(ApiError(1, detail="d"))) is ApiError
+
+    monkeypatch.setattr(tags, "_modules", None)
+    assert type(twin_of(cls("x"))) is cls
+
+
+def test_every_builtin_exception_is_recorded() -> None:
+    """None of them breaks the recording; each comes back as itself or as StepFailed."""
+    unicode: dict[str, tuple[Any, ...]] = {
+        "UnicodeDecodeError": ("ascii", b"x", 0, 1, "r"),
+        "UnicodeEncodeError": ("ascii", "x", 0, 1, "r"),
+        "UnicodeTranslateError": ("x", 0, 1, "r"),
+    }
+    for name, cls in vars(builtins).items():
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)) or issubclass(cls, BaseExceptionGroup):
+            continue
+        error: BaseException = cls(*unicode.get(name, ("x",)))
+        twin = twin_of(error)
+
+        assert type(twin) in (cls, StepFailed), name
+        assert str(twin) == str(error), name
