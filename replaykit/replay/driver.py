@@ -19,7 +19,7 @@ delivered before newly requested commands are carried out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -158,22 +158,26 @@ class Driver:
         execution = self.execution
         if not self._started:
             self._started = True
-            execution.replaying = True
             execution.start()
+        checked = self._checked(entries)
+        execution.replay(checked)
+        for _ in checked:  # of a run that is held on the way: its journal's end is still needed
+            pass
+
+    def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         for entry in entries:
             if entry.seq != self._last_seq + 1:
-                execution.hold(f"the journal has a hole: entry {entry.seq} comes after entry {self._last_seq}")
+                self.execution.hold(f"the journal has a hole: entry {entry.seq} comes after entry {self._last_seq}")
+                return
             self._last_seq = entry.seq
             if entry.at > self._last_at:
                 self._last_at = entry.at
-            if execution.hold_reason is None:
-                execution.deliver(entry)
+            yield entry
 
     def begin(self, now: int) -> None:
         """The whole journal has been replayed: go on from here."""
         if not self._started:
             self.replay(())
-        self.execution.replaying = False
         self._committed = self._last_seq
         for command in self.execution.net_commands():
             self._waiting.append((command, self._last_seq))
@@ -315,7 +319,8 @@ class Driver:
         return None
 
     def _kept_asked(self) -> bool:
-        return any(key in self.execution.open for key in self._kept)
+        asked = self.execution.open  # a call given up is never asked for again, though its body had an outcome
+        return any(key in asked and not asked[key].abandoned for key in self._kept)
 
     def _see(self, now: int) -> None:
         """Time as this run sees it: never back, never below the due time it was claimed for."""

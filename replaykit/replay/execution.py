@@ -19,7 +19,7 @@ import random
 import sys
 import uuid
 from asyncio import events
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
@@ -30,7 +30,7 @@ from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.keys import absolute_key, check_name
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
-from replaykit.replay.requests import POLICY_ATTRIBUTE, CallStep, CancelStep, Command, Pending, Policy
+from replaykit.replay.requests import POLICY_ATTRIBUTE, CallStep, CancelStep, Command, Pending, Policy, line_of
 from replaykit.replay.signature import FunctionInfo, describe, same_input
 
 __all__ = ["Ended", "Execution", "current_execution"]
@@ -89,7 +89,6 @@ class Execution:
         self._kwargs = kwargs
         self._commands: list[Command] = []
         self._absolute: set[str] = set()
-        self._requests_made = 0
         self._calls_made = 0
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
@@ -100,17 +99,13 @@ class Execution:
     def start(self) -> list[Command]:
         """Call the function and run it until it waits."""
         loop = self.loop
-        loop.accepting = True
-        previous = events._get_running_loop()
-        events._set_running_loop(loop)
-        try:
+        with loop.turning():
             context = contextvars.Context()  # runs share nothing through context variables
             coroutine = context.run(self._function, *self._args, **self._kwargs)
             self._root = loop.add_task(coroutine, loop.root_scope, name="workflow", context=context)
             self._root.add_done_callback(self._function_ended, context=context)
-        finally:
-            events._set_running_loop(previous)
-        return self._advance()
+            self._advance()
+        return self._take_commands()
 
     def deliver(self, entry: Entry, value: Any = _MISSING) -> list[Command]:
         """Hand one entry to the code and run it until it waits again.
@@ -119,17 +114,32 @@ class Execution:
             entry: the next of the journal.
             value: the decoded result or the rebuilt error, where the caller has it already (first run = replay).
         """
+        with self.loop.turning():
+            self._deliver(entry, value)
+        return self._take_commands()
+
+    def replay(self, entries: Iterable[Entry]) -> None:
+        """Deliver recorded entries until their end or a hold. Commands are not kept: `net_commands` says what remains."""
+        self.replaying = True
+        with self.loop.turning():
+            for entry in entries:
+                if self.hold_reason is not None:
+                    break
+                self._deliver(entry, _MISSING)
+                self._commands.clear()
+        self.replaying = False
+
+    def _deliver(self, entry: Entry, value: Any) -> None:
         loop = self.loop
         if entry.at > loop.clock:
             loop.clock = entry.at
-        loop.accepting = True
-        if entry.kind == Kind.STEP:
+        if entry.kind == "step":
             self._deliver_step(entry, value)
         elif entry.kind == Kind.TIMER:
             self._deliver_timer(entry)
         else:
             self.hold(f"entry {entry.seq} ({entry.key}) is of kind {entry.kind}, which this release does not know: a later release wrote it")
-        return self._advance()
+        self._advance()
 
     def _deliver_step(self, entry: Entry, value: Any) -> None:
         call = self.open.get(entry.key)
@@ -186,15 +196,19 @@ class Execution:
             code = "the code has ended"
         return f"entry {entry.seq}: the journal holds step {entry.key}, {code}"
 
-    def _advance(self) -> list[Command]:
-        loop = self.loop
+    def _advance(self) -> None:
         if self.hold_reason is None:
-            loop.drain()
+            self.loop.drain()
             if self.hold_reason is None and self.ended is None and self._is_stuck():
                 self.hold(f"the run waits for something that nothing can ever resolve: {self._stacks()}")
-        loop.accepting = False
+
+    def _take_commands(self) -> list[Command]:
         commands, self._commands = self._commands, []
         return commands
+
+    def hash_of(self, call: CallStep) -> int:
+        """A fixed hash for the awaitable of a call."""
+        return _mix(self.seed ^ 0x3333, call.number)
 
     def net_commands(self) -> list[Command]:
         """What is still asked for after a replay, in the order of the requests."""
@@ -218,19 +232,20 @@ class Execution:
         if options is not None:
             policy = options.over(policy)
         frame = sys._getframe(2)
-        line = (frame.f_code.co_filename, frame.f_lineno)
+        line = (frame.f_code, frame.f_lasti)
         name = _step_name(function, info, policy)
         bound = info.bind(args, kwargs)
         if policy is not None and policy.key is not None:
             key = absolute_key(policy.key)
             if key in self._absolute:
-                self.hold(f"key={policy.key!r} is used twice in this run, again at {line[0]}:{line[1]}: an absolute key names one call")
+                self.hold(f"key={policy.key!r} is used twice in this run, again at {line_of(*line)}: an absolute key names one call")
             self._absolute.add(key)
         else:
             key = loop.scope().key(name)
         self._calls_made += 1
         call = CallStep(key, name, function, info, bound, policy, line)
-        return Pending(self, call, _mix(self.seed ^ 0x3333, self._calls_made))
+        call.number = self._calls_made
+        return Pending(self, call)
 
     def request(self, call: CallStep) -> asyncio.Future[Any]:
         """A called step is awaited for the first time."""
@@ -239,8 +254,6 @@ class Execution:
         future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)
         call.future = future
         if self.hold_reason is None:
-            self._requests_made += 1
-            call.number = self._requests_made
             call.context = contextvars.copy_context()
             self.open[call.key] = call
             self._commands.append(call)
@@ -308,7 +321,10 @@ class Execution:
     def _is_stuck(self) -> bool:
         if self.loop.next_timer() is not None:
             return False
-        return not any(not call.abandoned for call in self.open.values())
+        for call in self.open.values():  # noqa: SIM110 - a generator costs more than the rest of a replayed step's bookkeeping
+            if not call.abandoned:
+                return False
+        return True
 
     def _stacks(self) -> str:
         lines = [text for task in self.loop.tasks if not task.done() for text in [_stack(task)] if text]

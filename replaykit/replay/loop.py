@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.tasks
+import contextlib
 import contextvars
 import heapq
 import math
@@ -16,7 +17,7 @@ import sys
 import types
 from asyncio import events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Final, NoReturn, Protocol
 
 from replaykit.errors import ConfigurationError, Gone
@@ -213,12 +214,23 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------ turning
 
-    def drain(self) -> None:
-        """Run what is ready, in order, until nothing is (or the run stops)."""
+    @contextlib.contextmanager
+    def turning(self) -> Iterator[None]:
+        """For the time of the block this is the thread's running loop, and may be scheduled on."""
         previous = events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(self._generator_begun, self._generator_collected)
+        self.accepting = True
+        try:
+            yield
+        finally:
+            self.accepting = False
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(previous)
+
+    def drain(self) -> None:
+        """Run what is ready, in order, until nothing is (or the run stops). Within `turning()`."""
         self.draining = True
         ready = self.ready
         left = self.drain_callbacks_max
@@ -241,8 +253,6 @@ class RunLoop(asyncio.AbstractEventLoop):
                     self.execution.escaped(error)
         finally:
             self.draining = False
-            sys.set_asyncgen_hooks(*hooks)
-            events._set_running_loop(previous)
 
     def _generator_begun(self, generator: AsyncGenerator[Any, Any]) -> None:
         # A strong reference: a generator left by `break` is closed at the function's end, in order of first use, and

@@ -6,11 +6,12 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Final, Protocol, TypeVar
 
 from replaykit.replay.signature import BoundInput, FunctionInfo
 
-__all__ = ["POLICY_ATTRIBUTE", "CallStep", "CancelStep", "Command", "Pending", "Policy"]
+__all__ = ["POLICY_ATTRIBUTE", "CallStep", "CancelStep", "Command", "Pending", "Policy", "line_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,7 +46,7 @@ class CallStep:
         info: FunctionInfo,
         input: BoundInput,
         policy: Policy | None,
-        line: tuple[str, int],
+        line: tuple[CodeType, int],
     ) -> None:
         self.key = key
         self.name = name
@@ -62,7 +63,16 @@ class CallStep:
     @property
     def where(self) -> str:
         """The line of user code that called the step: `file:line`."""
-        return f"{self.line[0]}:{self.line[1]}"
+        return line_of(*self.line)
+
+
+def line_of(code: CodeType, instruction: int) -> str:
+    """`file:line` of an instruction (`frame.f_lasti`): a line number costs more than a step, and few are ever read."""
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return f"{code.co_filename}:{line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,9 @@ class Asker(Protocol):
     def dropped(self, call: CallStep) -> None:
         """The call was never awaited."""
 
+    def hash_of(self, call: CallStep) -> int:
+        """A fixed hash for the awaitable of a call."""
+
 
 class Pending(Coroutine[Any, Any, T_co]):
     """What `step(...)` returns: its key is taken, its arguments are encoded; awaited, it asks for the step.
@@ -95,12 +108,11 @@ class Pending(Coroutine[Any, Any, T_co]):
     hash, so that sets of them iterate alike.
     """
 
-    __slots__ = ("__weakref__", "_asker", "_call", "_generator", "_hash")
+    __slots__ = ("__weakref__", "_asker", "_call", "_generator")
 
-    def __init__(self, asker: Asker, call: CallStep, hash_: int) -> None:
+    def __init__(self, asker: Asker, call: CallStep) -> None:
         self._asker = asker
         self._call = call
-        self._hash = hash_
         self._generator: Generator[Any, Any, Any] | None = None
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -137,7 +149,7 @@ class Pending(Coroutine[Any, Any, T_co]):
         self._generator.close()
 
     def __hash__(self) -> int:
-        return self._hash
+        return self._asker.hash_of(self._call)
 
     def __eq__(self, other: object) -> bool:
         return self is other
