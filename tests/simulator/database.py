@@ -1,0 +1,168 @@
+"""The statements of `postgres/` on plain rows, each as one step that nothing comes between.
+
+What a statement writes is copied, and what it reads is a copy: two workers share nothing but rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from replaykit.replay.entries import (
+    PROTOCOL,
+    ClaimedRun,
+    Entry,
+    Finish,
+    Hold,
+    Park,
+    State,
+    Unit,
+    Verdict,
+)
+
+__all__ = ["ENDED", "Database", "Row"]
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Row:
+    """A run's row, its payloads and its journal."""
+
+    id: UUID
+    number: int  # which program it runs
+    input: str
+    seed: int
+    available_at: int
+    state: State = State.PENDING
+    token: UUID | None = None
+    wakes: int = 0
+    started_at: int | None = None
+    write_id: UUID | None = None
+    output: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    claims: int = 0
+    journal: dict[int, tuple[Entry, UUID]] = field(default_factory=dict)  # by seq, with its write_id
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Copies of the journal's entries, in order."""
+        return [replace(self.journal[seq][0]) for seq in sorted(self.journal)]
+
+
+class Database:
+    """Rows, and the statements on them.
+
+    Attributes:
+        on_commit: told of each unit that is committed, by whatever try.
+    """
+
+    def __init__(self, on_commit: Callable[[Row, Unit], None]) -> None:
+        self.rows: dict[UUID, Row] = {}
+        self.on_commit = on_commit
+
+    # ------------------------------------------------------------------ a worker's statements
+
+    def claim(self, row: Row, token: UUID, now: int) -> ClaimedRun:
+        """Take a pending run (`runs-claim-pending`, then its journal by a younger snapshot)."""
+        assert row.state is State.PENDING
+        row.state, row.token, row.reason = State.RUNNING, token, None
+        row.claims += 1
+        if row.started_at is None:
+            row.started_at = now
+        return self._claimed(row, token)
+
+    def renew(self, row: Row, old: UUID, new: UUID) -> ClaimedRun | None:
+        """A new token for the run's holder (`runs-renew-token-fenced`)."""
+        if row.token != old:
+            return None
+        row.token = new
+        return self._claimed(row, new)
+
+    def hold(self, row: Row, token: UUID, reason: str) -> None:
+        """Hold it whatever the mailbox says (`runs-hold-fenced`)."""
+        if row.token == token:
+            row.state, row.reason, row.token = State.HELD, reason, None
+
+    def write(self, unit: Unit) -> Verdict:
+        """Write a unit (`journal-write-fenced`)."""
+        row = self.rows[unit.run_id]
+        if row.token != unit.token:
+            return Verdict.FENCED
+        if unit.wakes is not None and unit.wakes != row.wakes:
+            return Verdict.STALE
+        taken = sum(entry.seq in row.journal for entry in unit.entries)
+        if taken:  # a part of them: the real statement fails a cast, and all of it is rolled back
+            return Verdict.CONFLICT if taken == len(unit.entries) else Verdict.REFUSED
+        self.insert(row, unit)
+        self._change(row, unit)
+        self.on_commit(row, unit)
+        return Verdict.OK
+
+    def insert(self, row: Row, unit: Unit) -> None:
+        """All entries of a unit, or none."""
+        for entry in unit.entries:
+            row.journal[entry.seq] = (replace(entry), unit.write_id)
+
+    def recheck(self, unit: Unit) -> bool:
+        """Whether a unit stands by an earlier try (`journal-read-own`)."""
+        row = self.rows[unit.run_id]
+        if not unit.entries:
+            return row.write_id == unit.write_id
+        return all(e.seq in row.journal and row.journal[e.seq][1] == unit.write_id for e in unit.entries)
+
+    def _change(self, row: Row, unit: Unit) -> None:
+        change = unit.change
+        if change is None:
+            if unit.note is not None:
+                row.reason = unit.note
+            return
+        row.token, row.write_id = None, unit.write_id
+        if isinstance(change, Finish):
+            row.state, row.output, row.error = change.state, change.output, change.error
+        elif isinstance(change, Park | Hold):
+            moved = change.wakes != row.wakes
+            row.state = State.PENDING if moved else State.WAITING if isinstance(change, Park) else State.HELD
+            if isinstance(change, Hold):
+                row.reason = None if moved else change.reason
+            elif not moved:
+                row.available_at = _NEVER if change.available_at is None else change.available_at
+        else:
+            row.state = State.PENDING
+
+    def _claimed(self, row: Row, token: UUID) -> ClaimedRun:
+        entries = row.entries
+        return ClaimedRun(
+            row.id,
+            token,
+            "program",
+            row.input,
+            row.seed,
+            PROTOCOL,
+            row.started_at or 0,
+            row.wakes,
+            row.available_at,
+            last_seq=len(entries),
+            entries=entries,
+        )
+
+    # ------------------------------------------------------------------ everyone else's
+
+    def wake(self, row: Row, now: int) -> None:
+        """Something for the run came into its mailbox; a person told it to go on."""
+        row.wakes += 1
+        if row.state in (State.WAITING, State.HELD):
+            row.state, row.available_at = State.PENDING, now
+
+    def promote(self, row: Row) -> None:
+        """Its time has come."""
+        assert row.state is State.WAITING
+        row.state = State.PENDING
+
+    def reap(self, row: Row) -> None:
+        """Hand back a run whose worker is taken for dead."""
+        if row.state is State.RUNNING:
+            row.state, row.token = State.PENDING, None

@@ -1,0 +1,573 @@
+"""One schedule: two workers on one database, and everything that can go wrong with them, decided by a seed.
+
+Each event is one thing that happens at once in the world: a statement runs, an answer arrives, a body ends, a worker
+dies. Between any two the others may come. The invariants, by where they are checked:
+
+At each commit, body and unit (here):
+- no hole in a journal, each key once in it, its clock never goes back, no timer before its time (`check_journal`);
+- no timer is fired early by the clocks that its worker knows, and its unit carries the `wakes` that were read;
+- a step whose entry is committed is never begun again, nor one that is in flight, in one worker or in two that live;
+- no body begins in a run that is held or drains, none is cancelled that is not in flight;
+- no unit meets an entry of another write under a valid token; no run is held, gets stuck, or stays in memory in vain.
+
+At the end of each run (`invariants.py`), by one replay of its journal:
+- it is not held and ends with the last entry, as the run ended, with the same result or error to the letter;
+- every execution there ever was (live, rebuilt, evicted, dead, zombie) asked for the same in the same order, and saw
+  the same values, times, winners and errors, after each entry that it shares with the journal; so did a prefix of it;
+- timers fired in the order of their deadlines;
+- each body was begun, and cancelled, for what the journal asks for, with the same input, after the entries that the
+  request followed from were committed; each entry holds an outcome that a body of it had;
+- after `leave()` no command came out, and no user code ran on another run's loop, nor saw another task's context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from replaykit.limits import Settings
+from replaykit.replay.calls import StepInfo
+from replaykit.replay.driver import CancelBody, Driver, Phase, StartBody
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Park, State, Unit, Verdict
+from replaykit.replay.keys import idempotency_key
+from replaykit.replay.requests import CallStep
+from tests.simulator import bodies
+from tests.simulator.database import ENDED, Database, Row
+from tests.simulator.invariants import BodyStart, History, Mismatch, check_journal, check_run, leave, new_execution
+from tests.simulator.programs import Watched
+
+__all__ = ["Chances", "Mismatch", "Simulation", "simulate"]
+
+SETTINGS: Final = Settings(input_bytes_max=256)
+_START_US: Final = 1_790_000_000_000_000
+_EVENTS_MAX: Final = 12_000
+_REFUSED: Final = "the database refused an entry"
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How likely each fault is, an event or a try."""
+
+    crash: float = 0.012
+    zombie: float = 0.012
+    drain: float = 0.008
+    wake: float = 0.03
+    stale: float = 0.03
+    lost: float = 0.06
+    late: float = 0.05
+    refused: float = 0.002
+    chaos_events: int = 250  # after so many nothing goes wrong any more, and every run must end
+
+
+@dataclass(slots=True)
+class Body:
+    """A body in flight."""
+
+    call: CallStep
+    started_at: int
+
+
+@dataclass(eq=False, slots=True)
+class Host:
+    """A claimed run in a worker's memory: what `runtime/executor.py` is."""
+
+    worker: Worker
+    run: ClaimedRun
+    row: Row
+    driver: Driver
+    watched: Watched
+    bodies: dict[str, Body] = field(default_factory=dict)
+    outbox: Unit | None = None
+    tries: int = 0
+    doubt: Verdict | None = None  # came back to a retried unit: is it standing all the same?
+    answer: tuple[Verdict, str | None] | None = None
+    fresh: ClaimedRun | None = None  # a rebuild has its new token
+    rebuilt: tuple[Driver, Watched] | None = None
+    stands: int = 0  # entries known to stand
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """A worker process. Its clock is wrong, and never goes back."""
+
+    name: str
+    skew: int
+    hosts: dict[UUID, Host] = field(default_factory=dict)
+    draining: bool = False
+    latest: int = 0
+
+
+Event = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Simulation:
+    """A schedule. `run()` plays it to its end.
+
+    Args:
+        seed: decides everything.
+        chances: of faults.
+        trace: whether `lines` is kept.
+    """
+
+    def __init__(self, seed: int, chances: Chances | None = None, *, trace: bool = False) -> None:
+        self.dice = random.Random(f"schedule {seed}")
+        self.chances = chances or Chances()
+        self.trace = trace
+        self.lines: list[str] = []
+        self.facts: Counter[str] = Counter()
+        self.now = _START_US + self.dice.randrange(10**12)
+        self.database = Database(self._committed)
+        self.histories: dict[UUID, History] = {}
+        self.workers = [Worker(name, self._skew()) for name in "AB"]
+        self.late: list[Unit] = []
+        self.dead: set[tuple[UUID, UUID]] = set()
+        self.writers: dict[UUID, Watched] = {}  # by write id
+        for n in range(self.dice.choice((1, 2, 2))):
+            number = seed * 10 + n
+            row = Row(self._id(), number, f'{{"number":{number}}}', self.dice.getrandbits(62), self.now)
+            self.database.rows[row.id] = row
+            self.histories[row.id] = History()
+
+    # ------------------------------------------------------------------ playing
+
+    def run(self) -> None:
+        """Play until every run has ended.
+
+        Raises:
+            Mismatch: an invariant is broken.
+        """
+        bodies.breaches.clear()
+        try:
+            events = 0
+            while any(row.state not in ENDED for row in self.database.rows.values()):
+                events += 1
+                if events > _EVENTS_MAX:
+                    raise Mismatch(
+                        f"runs do not end: {[(r.state, len(r.journal)) for r in self.database.rows.values()]}"
+                    )
+                self._turn(chaos=events <= self.chances.chaos_events)
+            for row in self.database.rows.values():
+                self._say(row, f"ended {row.state} {row.output or row.error}")
+                check_run(row, self.histories[row.id], self.dice)
+                self.facts[f"runs {row.state}"] += 1
+                self.facts["entries"] += len(row.journal)
+            for worker in self.workers:
+                for host in list(worker.hosts.values()):
+                    self._drop(host)
+            if bodies.breaches:
+                raise Mismatch(bodies.breaches[0])
+            self.facts["events"] += events
+        finally:
+            for history in self.histories.values():
+                for execution in history.executions:
+                    execution.leave()
+
+    def _turn(self, chaos: bool) -> None:
+        self._let_time_pass()
+        if chaos and self._mishap():
+            return
+        events = self._events(chaos)
+        if not events:
+            self._wait_for_something()
+            return
+        act, arguments = self.dice.choice(events)
+        act(*arguments)
+
+    def _events(self, chaos: bool) -> list[Event]:
+        events: list[Event] = []
+        for worker in self.workers:
+            for host in worker.hosts.values():
+                events += self._events_of(host, chaos)
+            if worker.draining and not worker.hosts:
+                worker.draining = False
+                worker.skew = self._skew()
+        for row in self.database.rows.values():
+            if row.state is State.PENDING:
+                events += [(self._claim, (row,))] * 2
+            elif row.state is State.WAITING and row.available_at <= self.now:
+                events.append((self._promote, (row,)))
+            elif row.state is State.RUNNING and row.token is not None and (row.id, row.token) in self.dead:
+                events.append((self._reap, (row,)))
+            elif row.state is State.HELD:
+                events.append((self._wake, (row,)))
+        events += [(self._arrive_late, (unit,)) for unit in self.late]
+        return events
+
+    def _events_of(self, host: Host, chaos: bool) -> list[Event]:
+        events: list[Event] = [(self._end_body, (host, key)) for key in host.bodies]
+        if host.worker.draining and chaos:
+            events += [(self._stop_body, (host, key)) for key in host.bodies]
+        if host.answer is not None:
+            events += [(self._hear, (host,))] * 2
+        elif host.doubt is not None:
+            events.append((self._recheck, (host,)))
+        elif host.outbox is not None:
+            events += [(self._send, (host, chaos))] * 2
+        elif host.driver.phase is not Phase.ACTIVE:
+            events.append((self._rebuild, (host,)))
+        elif host.bodies or self._is_due(host):
+            events.append((self._tick, (host,)))
+        else:
+            self._check_waits(host)
+        return events
+
+    def _is_due(self, host: Host) -> bool:
+        wake = host.driver.next_wake
+        return wake is not None and wake <= self._clock(host.worker)
+
+    def _check_waits(self, host: Host) -> None:
+        """A run that waits in memory does so for a timer that comes soon."""
+        wake = host.driver.next_wake
+        if wake is None:
+            raise Mismatch(f"run {host.row.number} is stuck in memory: nothing is in flight and no timer is set")
+        host.driver.tick(self._clock(host.worker))
+        self._obey(host)
+        wake = host.driver.next_wake
+        if host.outbox is None and not host.bodies and wake is not None:
+            clock = max(self._clock(host.worker), host.run.floor, *(e.at for e, _ in host.row.journal.values()), 0)
+            if wake - clock > SETTINGS.evict_after_seconds * 1_000_000:
+                raise Mismatch(f"run {host.row.number} waits {wake - clock} us in memory instead of leaving it")
+
+    def _let_time_pass(self) -> None:
+        draw = self.dice.random()
+        if draw < 0.9:
+            self.now += int(draw * 330_000)
+        elif draw < 0.985:
+            self.now += self.dice.randrange(4_000_000)
+        else:
+            self._wait_for_something()
+
+    def _wait_for_something(self) -> None:
+        """Jump to the next moment at which something is due."""
+        moments = [r.available_at for r in self.database.rows.values() if r.state is State.WAITING]
+        for worker in self.workers:
+            for host in worker.hosts.values():
+                wake = host.driver.next_wake
+                if wake is not None:
+                    moments.append(wake - worker.skew)
+        self.now = max(self.now + 1, min(moments, default=0))
+
+    def _mishap(self) -> bool:
+        chances, draw = self.chances, self.dice.random()
+        rows = [row for row in self.database.rows.values() if row.state not in ENDED]
+        worker = self.dice.choice(self.workers)
+        if draw < chances.crash:
+            self._crash(worker)
+        elif draw < chances.crash + chances.zombie:
+            row = self.dice.choice(rows)
+            if row.state is State.RUNNING:
+                self.facts["zombies"] += 1
+                self._say(row, "its lease is taken away")
+                self.database.reap(row)
+        elif draw < chances.crash + chances.zombie + chances.drain:
+            self._drain(worker)
+        elif draw < chances.crash + chances.zombie + chances.drain + chances.wake:
+            self._wake(self.dice.choice(rows))
+        else:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ the world's events
+
+    def _claim(self, row: Row) -> None:
+        worker = self.dice.choice(self.workers)
+        if worker.draining:
+            return
+        if row.id in worker.hosts:  # its own zombie
+            self._drop(worker.hosts[row.id])
+        if row.claims > 300:
+            raise Mismatch(f"run {row.number} was claimed 300 times")
+        run = self.database.claim(row, self._id(), self.now)
+        self._say(row, f"claimed by {worker.name}, {run.last_seq} entries")
+        self.facts["claims"] += 1
+        driver, watched = self._replay(run, row)
+        host = Host(worker, run, row, driver, watched, stands=len(run.entries))
+        worker.hosts[row.id] = host
+        driver.begin(self._clock(worker))
+        self._obey(host)
+
+    def _replay(self, run: ClaimedRun, row: Row) -> tuple[Driver, Watched]:
+        watched = new_execution(row)
+        self.histories[row.id].executions.append(watched)
+        driver = Driver(run, watched, new_id=self._id, settings=SETTINGS)
+        cut = self.dice.randint(0, len(run.entries))
+        driver.replay(run.entries[:cut])
+        driver.replay(run.entries[cut:])
+        watched.committed = len(run.entries)
+        if watched.hold_reason is not None:
+            raise Mismatch(f"a replay of {len(run.entries)} entries is held: {watched.hold_reason}")
+        return driver, watched
+
+    def _promote(self, row: Row) -> None:
+        self._say(row, "its time has come")
+        self.database.promote(row)
+
+    def _reap(self, row: Row) -> None:
+        assert row.token is not None
+        self._say(row, "its worker is found dead")
+        self.dead.discard((row.id, row.token))
+        self.database.reap(row)
+
+    def _wake(self, row: Row) -> None:
+        self._say(row, "something came into its mailbox")
+        self.database.wake(row, self.now)
+
+    def _crash(self, worker: Worker) -> None:
+        self.facts["crashes"] += 1
+        self._say(None, f"worker {worker.name} dies")
+        for host in list(worker.hosts.values()):
+            self.dead.add((host.row.id, host.run.token))
+            if host.fresh is not None:
+                self.dead.add((host.row.id, host.fresh.token))
+            self._drop(host)
+        worker.draining = False
+        worker.skew, worker.latest = self._skew(), 0
+
+    def _drain(self, worker: Worker) -> None:
+        if worker.draining:
+            return
+        self.facts["drains"] += 1
+        self._say(None, f"worker {worker.name} drains")
+        worker.draining = True
+        for host in list(worker.hosts.values()):
+            host.driver.drain(self._clock(worker))
+            self._obey(host)
+
+    def _arrive_late(self, unit: Unit) -> None:
+        """A statement whose client gave up on it runs after all, or never."""
+        self.late.remove(unit)
+        if self.dice.random() < 0.3:
+            return
+        verdict = self.database.write(unit)
+        self.facts[f"late attempts {verdict}"] += 1
+        self._say(self.database.rows[unit.run_id], f"a late attempt runs: {verdict}")
+
+    # ------------------------------------------------------------------ a worker's events
+
+    def _send(self, host: Host, chaos: bool) -> None:
+        unit = host.outbox
+        assert unit is not None
+        host.tries += 1
+        draw, chances = self.dice.random(), self.chances
+        if chaos and draw < chances.late:
+            self.late.append(unit)
+            self._say(host.row, "sent; its connection breaks, the attempt is still on its way")
+            return
+        if chaos and draw < chances.late + chances.stale:
+            self._answer(host, Verdict.STALE, None)
+            return
+        if chaos and draw < chances.late + chances.stale + chances.refused:
+            self._answer(host, Verdict.REFUSED, "value too large")
+            return
+        verdict = self.database.write(unit)
+        self.facts[f"verdicts {verdict}"] += 1
+        if chaos and self.dice.random() < chances.lost:
+            self._say(host.row, f"sent: {verdict}; the acknowledgement is lost")
+            self.facts["lost acknowledgements"] += 1
+        elif verdict is not Verdict.OK and host.tries > 1:
+            host.doubt = verdict
+        else:
+            self._answer(host, verdict, None)
+
+    def _recheck(self, host: Host) -> None:
+        assert host.outbox is not None and host.doubt is not None
+        stands = self.database.recheck(host.outbox)
+        self._answer(host, Verdict.OK if stands else host.doubt, None)
+
+    def _answer(self, host: Host, verdict: Verdict, words: str | None) -> None:
+        if verdict is Verdict.CONFLICT and host.row.token == host.run.token:
+            raise Mismatch("a conflict under a valid token: another unit of ours is in the journal")
+        host.answer, host.doubt = (verdict, words), None
+
+    def _hear(self, host: Host) -> None:
+        assert host.answer is not None and host.outbox is not None
+        verdict, words = host.answer
+        unit = host.outbox
+        host.answer, host.outbox = None, None
+        self._say(host.row, f"{host.worker.name} hears {verdict} of {len(unit.entries)} entries")
+        if verdict is Verdict.OK and unit.entries:
+            host.stands = unit.entries[-1].seq
+        host.driver.verdict(verdict, words, self._clock(host.worker))
+        self._obey(host)
+
+    def _tick(self, host: Host) -> None:
+        host.driver.tick(self._clock(host.worker))
+        self._obey(host)
+
+    def _end_body(self, host: Host, key: str) -> None:
+        body = host.bodies.pop(key)
+        info = StepInfo(host.run.id, key, 1, idempotency_key(host.run.id, key), {})
+        outcome = bodies.run_body(body.call, info, body.started_at, self.dice, SETTINGS)
+        self._say(
+            host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
+        )
+        self.histories[host.row.id].outcomes.add((key, outcome.output, outcome.error))
+        host.driver.body_ended(key, outcome, self._clock(host.worker))
+        self._obey(host)
+
+    def _stop_body(self, host: Host, key: str) -> None:
+        del host.bodies[key]
+        self._say(host.row, f"{host.worker.name}: body of {key} is stopped")
+        host.driver.body_stopped(key, self._clock(host.worker))
+        self._obey(host)
+
+    def _rebuild(self, host: Host) -> None:
+        """One of the three steps in which a run is read again; bodies may end between them."""
+        row, old = host.row, host.driver
+        if old.phase is Phase.BROKEN:
+            self.facts["broken"] += 1
+            self.database.hold(row, host.run.token, old.words or "")
+            self._drop(host)
+        elif host.fresh is None:
+            host.fresh = self.database.renew(row, host.run.token, self._id())
+            self._say(row, f"{host.worker.name} asks for a new token: {host.fresh is not None}")
+            if host.fresh is None:
+                self._drop(host)
+        elif host.rebuilt is None:
+            host.rebuilt = self._replay(host.fresh, row)
+        else:
+            self.facts["rebuilds"] += 1
+            host.run, host.fresh = host.fresh, None
+            host.stands = len(host.run.entries)
+            (host.driver, host.watched), host.rebuilt = host.rebuilt, None
+            host.tries = 0
+            host.driver.adopt(old)
+            leave(old.execution)  # type: ignore[arg-type]
+            host.driver.begin(self._clock(host.worker))
+            if host.worker.draining:
+                host.driver.drain(self._clock(host.worker))
+            self._obey(host)
+
+    # ------------------------------------------------------------------ obeying a driver
+
+    def _obey(self, host: Host) -> None:
+        driver = host.driver
+        for action in driver.take_actions():
+            if isinstance(action, StartBody):
+                self._start_body(host, action.call)
+            else:
+                self._give_up(host, action)
+        unit = driver.next_unit()
+        if unit is not None:
+            self._check_unit(host, unit)
+            host.outbox, host.tries = unit, 0
+            self.writers[unit.write_id] = host.watched
+        if driver.phase in (Phase.OVER, Phase.LOST):
+            self.facts[f"left {driver.phase}"] += 1
+            self._drop(host)
+        elif set(host.bodies) != set(driver.in_flight):
+            raise Mismatch(f"in flight are {sorted(host.bodies)}, the driver thinks {sorted(driver.in_flight)}")
+
+    def _start_body(self, host: Host, call: CallStep) -> None:
+        row, key = host.row, call.key
+        self._say(row, f"{host.worker.name}: body of {key} starts with {call.input.text}")
+        live = row.token == host.run.token
+        if host.driver.execution.hold_reason is not None or host.worker.draining:
+            raise Mismatch(f"a body of {key} was started in a run that is held or drains")
+        if key in host.bodies:
+            raise Mismatch(f"a body of {key} was started while one is in flight")
+        if live and any(entry.key == key for entry, _ in row.journal.values()):
+            raise Mismatch(f"a body of {key} was started, its entry is committed")
+        for worker in self.workers:
+            other = worker.hosts.get(row.id)
+            if (
+                live
+                and other is not None
+                and other is not host
+                and other.run.token == row.token
+                and key in other.bodies
+            ):
+                raise Mismatch(f"bodies of {key} in two live workers")
+        host.bodies[key] = Body(call, self._clock(host.worker))
+        self.facts["bodies"] += 1
+        self.histories[row.id].starts.append(BodyStart(key, call.input.digest, host.stands))
+
+    def _give_up(self, host: Host, action: CancelBody) -> None:
+        self._say(host.row, f"{host.worker.name}: body of {action.key} is given up")
+        self.facts["bodies given up"] += 1
+        if host.bodies.pop(action.key, None) is None:
+            raise Mismatch(f"{action.key} is to be cancelled and is not in flight")
+        self.histories[host.row.id].cancels.append(BodyStart(action.key, "", host.stands))
+
+    def _check_unit(self, host: Host, unit: Unit) -> None:
+        self._say(host.row, f"{host.worker.name}: unit {[e.key for e in unit.entries]} {unit.change}")
+        for e in unit.entries:
+            if e.kind == Kind.TIMER:
+                self._check_timer(host, unit, e)
+        if isinstance(unit.change, Hold):
+            raise Mismatch(f"the run is held: {unit.change.reason}")
+        if isinstance(unit.change, Park):
+            self.facts["parks"] += 1
+        if isinstance(unit.change, Finish) and host.worker.draining:
+            self.facts["ends while draining"] += 1
+
+    def _check_timer(self, host: Host, unit: Unit, e: Entry) -> None:
+        """It is due by the clock of the worker or of the journal, and bears the wakes that the worker has read."""
+        row = host.row
+        journal = [entry.at for seq, (entry, _) in row.journal.items() if seq < e.seq]
+        batch = [x.at for x in unit.entries if x.seq < e.seq and x.kind != Kind.TIMER]
+        clock = max([host.worker.latest, host.run.floor, row.started_at or 0, *journal, *batch])
+        if e.due_at is None or e.due_at > clock:
+            raise Mismatch(f"a timer due {e.due_at} was fired when the worker's clock stood at {clock}")
+        if unit.wakes is None:
+            raise Mismatch("a timer's unit does not carry the wakes that its executor had read")
+
+    def _drop(self, host: Host) -> None:
+        """Out of memory: its bodies are given up, its execution leaves."""
+        host.worker.hosts.pop(host.row.id, None)
+        leave(host.watched)
+        if host.rebuilt is not None:
+            leave(host.rebuilt[1])
+
+    # ------------------------------------------------------------------ small things
+
+    def _committed(self, row: Row, unit: Unit) -> None:
+        check_journal(row)
+        if unit.entries:
+            watched = self.writers[unit.write_id]
+            watched.committed = max(watched.committed, unit.entries[-1].seq)
+
+    def _clock(self, worker: Worker) -> int:
+        """The worker's idea of the time."""
+        if self.dice.random() < 0.1:
+            worker.skew += self.dice.randrange(-200_000, 200_000)
+        worker.latest = max(worker.latest, self.now + worker.skew)
+        return worker.latest
+
+    def _skew(self) -> int:
+        return self.dice.randrange(-3_000_000, 3_000_000)
+
+    def _id(self) -> UUID:
+        return UUID(int=self.dice.getrandbits(128), version=4)
+
+    def _say(self, row: Row | None, words: str) -> None:
+        if self.trace:
+            self.lines.append(f"{self.now} {'run ' + str(row.number) + ': ' if row is not None else ''}{words}")
+
+
+def simulate(seed: int, chances: Chances | None = None) -> tuple[Counter[str], str | None]:
+    """Play one schedule: what happened, and the broken invariant or None."""
+    simulation = Simulation(seed, chances)
+    try:
+        simulation.run()
+    except Mismatch as mismatch:
+        return simulation.facts, str(mismatch)
+    return simulation.facts, None
+
+
+def trace(seed: int) -> tuple[list[str], str | None]:
+    """The lines of one schedule, their SHA-256 last, and the broken invariant or None."""
+    simulation = Simulation(seed, trace=True)
+    broken = None
+    try:
+        simulation.run()
+    except Mismatch as mismatch:
+        broken = str(mismatch)
+        simulation.lines.append(f"MISMATCH {broken}")
+    digest = hashlib.sha256("\n".join(simulation.lines).encode("utf-8", "backslashreplace")).hexdigest()
+    return [*simulation.lines, f"sha256 {digest}"], broken
