@@ -69,6 +69,7 @@ REPLAY_IMPORTS = {
         "types",
         "typing",
         "unicodedata",
+        "zoneinfo",
         "uuid",
         "warnings",
         "weakref",
