@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import math
 import os
 import socket
@@ -101,7 +100,7 @@ class Heartbeat:
         self._exit_on_expiry = exit_on_expiry
         self._busy = busy
         self._lease = Lease(settings.lease_seconds, settings.heartbeat)
-        self._seen: tuple[str, str | None] = ("[]", None)
+        self._request = leases.heartbeat(worker_id)  # as of the last snapshot
         self._connection: SyncConnection | None = None
         self._asked_at: float | None = None  # when the request that has no answer yet was sent
         self._gated_since: float | None = None  # since when a renewal waits for the loop
@@ -195,16 +194,13 @@ class Heartbeat:
     def _beat(self) -> bool:
         """One request; False: the row is gone, the lease was taken."""
         with contextlib.suppress(Exception):  # the host's own bookkeeping must not cost the lease
-            in_flight, health = self._snapshot()
-            self._seen = json.dumps(in_flight), json.dumps(health)
+            self._request = leases.heartbeat(self._worker_id, *self._snapshot())
         if self._connection is None:
             self._connection = self._database.connect_sync()
-        in_flight, health = self._seen
-        statement = leases.heartbeat(self._worker_id, in_flight=in_flight, health=health)
         sent = lease_clock()
         self._asked_at = sent
         try:
-            rows = self._connection.run(*statement)
+            rows = self._connection.run(*self._request)
         finally:
             self._asked_at = None
         received = time.monotonic()

@@ -64,7 +64,7 @@ DOUBLE_SIGINT_SECONDS: Final = 0.2
 """Two SIGINTs closer than this are one: a terminal sends it to the whole group, and `uv run` or `make` pass it on."""
 
 RELEASE_AGAIN_SECONDS: Final = 1.0
-"""After a death the runs are released once more: a claim may have been on its way, and is committed for a dead worker."""
+"""After a death the runs are released once more: a claim that was on its way is committed for nobody."""
 
 RELEASE_PAUSE_SECONDS_MAX: Final = 2.0
 """Longest wait between two tries to hand back a dead child's runs."""
