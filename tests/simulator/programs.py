@@ -19,7 +19,9 @@ from typing import Any, Final
 import anyio
 
 from replaykit.replay.calls import now, rng, sleep, step, uuid4, workflow
+from replaykit.replay.entries import Entry
 from replaykit.replay.execution import Execution, current_execution
+from replaykit.replay.requests import CallStep, Command
 from tests.simulator.bodies import CALLS, Boom, add, breach, call_of, visitor, whose
 
 __all__ = ["Node", "Outcome", "Watched", "inline", "program", "tree"]
@@ -58,16 +60,20 @@ class Watched(Execution):
 
     def start(self) -> list[Any]:
         self.marks, self.sights = [], []
-        return self._mark(super().start())
+        commands = super().start()
+        self._mark(commands)
+        return commands
 
-    def deliver(self, entry: Any, *value: Any) -> list[Any]:
-        return self._mark(super().deliver(entry, *value))
+    def _deliver(self, entry: Entry, value: Any) -> None:  # live and replayed entries both come by here
+        super()._deliver(entry, value)
+        self._mark(self._commands)
 
-    def _mark(self, commands: list[Any]) -> list[Any]:
-        asked = tuple((c.key, c.name, c.input.digest) if hasattr(c, "input") else ("given up", c.key) for c in commands)
+    def _mark(self, commands: list[Command]) -> None:
+        asked = tuple(
+            (c.key, c.name, c.input.digest) if isinstance(c, CallStep) else ("given up", c.key) for c in commands
+        )
         self.marks.append((asked, tuple(self.sights)))
         self.sights.clear()
-        return commands
 
 
 @workflow
