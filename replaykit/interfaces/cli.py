@@ -74,8 +74,10 @@ def run(arguments: Sequence[str]) -> int:
         return USAGE if mistaken else FAILED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has left. Python would complain once more when it flushes at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        # click turns the first into the second. The reader (head, less) has left; nothing is to be flushed to it.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
 
@@ -99,8 +101,10 @@ def database_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_target(*, database_url: str | None, schema: str, home: Path | None, **rest: Any) -> Any:
+        from replaykit.interfaces.logs import only_errors
         from replaykit.runtime.target import Target
 
+        only_errors()
         target = Target(database_url, schema, home=home, say=say)
         try:
             return command(target=target, **rest)

@@ -8,7 +8,15 @@ from typing import Any
 
 import structlog
 
-__all__ = ["setup"]
+__all__ = ["only_errors", "setup"]
+
+
+def only_errors() -> None:
+    """For commands that look: what the runtime logs must not stand between the rows (structlog's default is stdout)."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def setup(log_format: str, log_level: str = "info") -> None:

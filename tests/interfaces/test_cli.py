@@ -1,0 +1,624 @@
+"""The command line: what it prints, where, its exit codes, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+import structlog
+
+from replaykit import Client, Worker
+from replaykit.interfaces.cli import SETTINGS, run
+from replaykit.interfaces.output import ago, duration, one_line
+from replaykit.interfaces.starting import parse_values
+from replaykit.limits import Settings
+from tests.conftest import remove_home
+from tests.runtime.shop import checkout, nap, stuck, total
+
+SHOP = str(Path(__file__).resolve().parents[1] / "runtime" / "shop.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Said(NamedTuple):
+    """What a command line left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Runs `replaykit` on the test's database, in this process."""
+    monkeypatch.setenv("REPLAYKIT_DATABASE_URL", dsn)
+
+    def say(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = run(arguments)
+        return Said(code, *capsys.readouterr())
+
+    yield say
+    structlog.reset_defaults()  # the command line has sent logs to this test's stderr
+
+
+@pytest.fixture
+def worker(dsn: str) -> Iterator[None]:
+    """A live worker with the shop's workflows, on a thread."""
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with Worker(dsn, workflows=[checkout, nap, stuck, total]):
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    yield
+    stop.set()
+    thread.join()
+
+
+def process(*arguments: str, dsn: str | None, **variables: str) -> subprocess.Popen[str]:
+    """`replaykit` as a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYKIT_")}
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
+    if dsn is not None:
+        environment["REPLAYKIT_DATABASE_URL"] = dsn
+    program = "from replaykit.interfaces.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(*arguments: str, dsn: str | None, **variables: str) -> Said:
+    """What such a process left."""
+    child = process(*arguments, dsn=dsn, **variables)
+    out, err = child.communicate(timeout=120)
+    return Said(child.returncode, out, err)
+
+
+def sentences(text: str) -> list[str]:
+    return text.splitlines()
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+
+
+def test_start_prints_the_id_of_a_pending_run(cli: Cli) -> None:
+    """Without a worker there is a warning; the run waits."""
+
+    said = cli("start", "checkout", '"visa"', "cents=7")
+
+    assert said.code == 0
+    assert uuid.UUID(said.out.strip()).version == 7
+    assert sentences(said.err) == [
+        "replaykit: no live worker has the workflow 'checkout': its run will wait for one",
+    ]
+
+
+def test_start_with_wait_prints_the_result(cli: Cli, worker: None) -> None:
+    """The result alone on stdout, as JSON."""
+
+    said = cli("start", "checkout", '"visa"', "cents=7", "--wait")
+
+    assert said == (0, '{"card": "visa", "cents": 7}\n', "")
+
+
+def test_start_as_json_is_an_object_with_id_and_state(cli: Cli, worker: None) -> None:
+    """With `--wait` the result, or the error, too; a failed and a held run exit with 1."""
+
+    plain = cli("start", "nap", "60", "--json", "--key", "k")
+    good = cli("start", "checkout", '"visa"', "--json", "--wait")
+    bad = cli("start", "checkout", '"visa"', "-1", "--json", "--wait")
+    held = cli("start", "stuck", "--json", "--wait")
+
+    assert plain.code == 0
+    assert set(plain.json) == {"id", "state", "created"}
+    assert (plain.json["state"], plain.json["created"]) == ("pending", True)
+    assert (good.code, good.json["state"], good.json["result"]) == (0, "succeeded", {"card": "visa", "cents": 5})
+    assert (bad.code, bad.json["state"], bad.json["error"]["message"]) == (1, "failed", "visa: -1")
+    assert (held.code, held.json["state"]) == (1, "held")
+    assert held.json["reason"]
+
+
+def test_a_failed_run_is_one_sentence_with_the_users_line(cli: Cli, worker: None) -> None:
+    """On stderr; stdout stays empty."""
+
+    said = cli("start", "checkout", '"visa"', "-1", "--wait")
+
+    assert (said.code, said.out) == (1, "")
+    assert len(sentences(said.err)) == 1
+    assert "CardDeclined: visa: -1" in said.err
+    assert "shop.py:" in said.err
+
+
+def test_a_second_start_under_a_key_says_so(cli: Cli, worker: None) -> None:
+    """The id is the first run's."""
+
+    first = cli("start", "nap", "60", "--key", "order-42")
+    second = cli("start", "nap", "61", "--key", "order-42")
+    other = cli("start", "checkout", '"visa"', "--key", "order-42")
+
+    assert second.code == 0
+    assert second.out == first.out
+    assert "was there already" in second.err
+    assert other.code == 1
+    assert sentences(other.err) == [
+        f"replaykit: key 'order-42' belongs to run {first.out.strip()} of 'nap', not of 'checkout'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["chekout", "1"], "no live worker has a workflow 'chekout'; there are checkout, nap, stuck, total"),
+        (["checkout", '"visa"', '"x"'], 'checkout: $.cents: an integer is needed, not "x"'),
+        (["checkout"], "checkout needs 'card'"),
+        (["checkout", "visa"], "visa is not JSON; text is written '\"visa\"'"),
+        (["checkout", "card=visa"], "card=visa is not JSON; text is written 'card=\"visa\"'"),
+        (["checkout", "card=1", '"x"'], "arguments by place come first"),
+        (["checkout", "--kye", "x"], "no such option: --kye"),
+        ([], "Missing argument 'WORKFLOW'"),
+    ],
+)
+def test_a_mistake_at_start_is_one_sentence_and_exits_with_2(
+    cli: Cli, worker: None, arguments: list[str], sentence: str
+) -> None:
+    """Nothing is started, nothing is printed on stdout."""
+
+    said = cli("start", *arguments)
+
+    assert (said.code, said.out) == (2, "")
+    assert len(sentences(said.err)) == 1
+    assert sentence in said.err
+    assert cli("runs", "--json").json == []
+
+
+def test_force_starts_what_no_live_worker_has(cli: Cli, worker: None) -> None:
+    """For a run that is early, not mistyped."""
+
+    said = cli("start", "tomorrow", "--force")
+
+    assert said.code == 0
+    assert cli("runs", "--workflow", "tomorrow", "--ids").out == said.out
+
+
+def test_values_are_json_by_place_and_by_name() -> None:
+    """Numbers below zero are no options; what is quoted may hold an equals sign."""
+
+    assert parse_values(["-5", '"a=b"', "[1]", "a=null", 'b="x=y"']) == ([-5, "a=b", [1]], {"a": None, "b": "x=y"})
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_lists_by_state_and_workflow(cli: Cli, worker: None) -> None:
+    """Newest first; ids, rows with SQL names, or a table."""
+
+    good = cli("start", "checkout", '"visa"', "--wait", "--json").json["id"]
+    bad = cli("start", "checkout", '"visa"', "-1", "--wait", "--json").json["id"]
+
+    assert cli("runs", "--ids").out.split() == [bad, good]
+    assert cli("runs", "--state", "failed", "--ids").out.split() == [bad]
+    assert cli("runs", "--limit", "1", "--ids").out.split() == [bad]
+    assert cli("runs", "--workflow", "nap", "--json").json == []
+    row = cli("runs", "--state", "succeeded", "--json").json[0]
+    contract = {
+        "id",
+        "workflow",
+        "key",
+        "state",
+        "queue",
+        "priority",
+        "waiting_for",
+        "reason",
+        "created_at",
+        "started_at",
+    }
+    contract |= {"finished_at", "parent_id", "forked_from", "recoveries", "worker", "protocol", "seed"}
+    assert contract <= set(row)
+    assert (row["id"], row["workflow"], row["state"]) == (good, "checkout", "succeeded")
+    assert good in cli("runs").out
+
+
+def test_show_as_json_has_the_whole_run(cli: Cli, worker: None) -> None:
+    """`{run, journal, intents, attempts}`, payloads as they are stored."""
+
+    run_id = cli("start", "checkout", '"visa"', "--wait", "--json").json["id"]
+    shown = cli("show", run_id, "--json").json
+
+    assert list(shown) == ["run", "journal", "intents", "attempts"]
+    assert (shown["run"]["input"], shown["run"]["output"]) == ({"card": "visa"}, {"card": "visa", "cents": 5})
+    (entry,) = shown["journal"]
+    assert (entry["seq"], entry["key"], entry["kind"], entry["outcome"]) == (1, "charge", "step", "ok")
+    assert entry["output"] == {"card": "visa", "cents": 5}
+    assert (shown["intents"], shown["attempts"]) == ([], [])
+
+
+def test_show_draws_steps_and_the_error_with_the_users_line(cli: Cli, worker: None) -> None:
+    """What a person needs to know why it failed."""
+
+    run_id = cli("start", "checkout", '"visa"', "-1", "--wait", "--json").json["id"]
+    said = cli("show", run_id)
+
+    assert said.code == 0
+    for part in (
+        "checkout",
+        run_id,
+        "failed",
+        "✗ charge",
+        "CardDeclined: visa: -1",
+        "shop.py:",
+        'input {"card": "visa"',
+    ):
+        assert part in said.out
+
+
+def test_show_says_what_a_run_waits_for(cli: Cli, worker: None, dsn: str) -> None:
+    """And a held one why."""
+
+    held = cli("start", "stuck", "--wait", "--json").json["id"]
+    cli("start", "nap", "3600", "--key", "sleepy")
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        until(lambda: sql.execute("select 1 from replaykit.runs where state = 'waiting'").fetchone(), "the nap")
+
+    assert "for timer until" in cli("show", "sleepy").out
+    assert cli("show", held, "--json").json["run"]["reason"] in cli("show", held).out.replace("\n        ", "\n")
+
+
+def test_a_run_is_found_by_id_end_of_id_and_key(cli: Cli) -> None:
+    """Six characters at least."""
+
+    run_id = cli("start", "nap", "1", "--key", "order-42").out.strip()
+
+    for reference in (run_id, run_id.upper(), run_id[-6:], run_id[-12:], "order-42"):
+        assert cli("show", reference, "--json").json["run"]["id"] == run_id
+    for reference in (run_id[-5:], str(uuid.uuid4()), "order-43"):
+        said = cli("show", reference)
+        assert (said.code, said.out) == (1, "")
+        assert len(sentences(said.err)) == 1
+        assert f"{reference}" in said.err
+
+
+def test_an_end_that_two_ids_share_is_refused(cli: Cli, dsn: str) -> None:
+    """More of the id is needed."""
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        for first in "12":
+            run_id = f"{first}1111111-1111-7111-8111-11111111abcd"
+            sql.execute("insert into replaykit.runs (id, workflow) values (%s, 'nap')", (run_id,))
+
+    assert "more than one" in cli("show", "11abcd").err
+    assert cli("show", "11111111-1111-7111-8111-11111111abcd").code == 0
+
+
+def test_workers_lists_who_lives(cli: Cli, worker: None) -> None:
+    """With what they have, as a table or rows."""
+
+    (row,) = cli("workers", "--json").json
+
+    assert (row["state"], row["pid"], row["queues"]) == ("live", os.getpid(), ["default"])
+    assert sorted(row["workflows"]) == ["checkout", "nap", "stuck", "total"]
+    assert "checkout" in cli("workers").out
+
+
+def test_an_empty_list_is_a_sentence(cli: Cli) -> None:
+    """And nothing on stdout; as JSON it is an empty list."""
+
+    for command in ("runs", "workers"):
+        said = cli(command)
+        assert (said.code, said.out) == (0, "")
+        assert len(sentences(said.err)) == 1
+        assert cli(command, "--json").json == []
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+def test_a_database_without_the_schema_names_the_command_that_makes_it(
+    cli: Cli, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL is never migrated unasked; asked twice it is done once."""
+
+    monkeypatch.setenv("REPLAYKIT_DATABASE_URL", empty_dsn)
+    said = cli("runs")
+    first, second = cli("db", "migrate", "--json"), cli("db", "migrate", "--json")
+
+    assert said.code == 1
+    assert len(sentences(said.err)) == 1
+    assert "replaykit db migrate" in said.err
+    assert (first.json["changed"], second.json["changed"]) == (True, False)
+    assert cli("runs", "--json").json == []
+
+
+def test_a_newer_schema_asks_for_a_newer_replaykit(cli: Cli, dsn: str) -> None:
+    """No command of ours would help."""
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("update replaykit.alembic_version set version_num = '9999'")
+
+    said = cli("runs")
+
+    assert said.code == 1
+    assert "upgrade replaykit" in said.err
+
+
+def test_another_schema_is_another_place(cli: Cli) -> None:
+    """By flag."""
+
+    assert cli("db", "migrate", "--schema", "o'ther sch%ma").code == 0
+    started = cli("start", "nap", "1", "--schema", "o'ther sch%ma").out
+
+    assert cli("runs", "--ids", "--schema", "o'ther sch%ma").out == started
+    assert cli("runs", "--ids").out == ""
+
+
+def test_an_unreachable_database_is_one_sentence_without_the_password(cli: Cli) -> None:
+    """The flag wins over the variable."""
+
+    said = cli("runs", "--database-url", "postgresql://ann:secret@127.0.0.1:1/app")
+
+    assert (said.code, said.out) == (1, "")
+    assert len(sentences(said.err)) == 1
+    assert "127.0.0.1:1/app" in said.err
+    assert "secret" not in said.err
+
+
+def test_db_prints_the_url_and_the_script(cli: Cli, dsn: str) -> None:
+    """For other programs, and for people who run scripts by hand."""
+
+    assert cli("db", "url").out == f"{dsn}\n"
+    assert "CREATE TABLE" in cli("db", "sql").out.upper()
+    assert cli("db", "sql", "--from", "nonsense").code == 2
+
+
+def test_db_psql_hands_its_arguments_on(dsn: str) -> None:
+    """And its exit code back."""
+
+    good = finished("db", "psql", "-At", "-c", "select count(*) from replaykit.runs", dsn=dsn)
+    bad = finished("db", "psql", "-c", "nonsense", dsn=dsn)
+
+    assert (good.code, good.out) == (0, "0\n")
+    assert bad.code == 1
+
+
+def test_without_a_url_the_embedded_postgres_is_used_and_said_to_be() -> None:
+    """It migrates itself; stdout stays clean."""
+
+    home = Path(tempfile.mkdtemp(prefix="replaykit-test-"))
+    home.chmod(0o755)
+    try:
+        said = finished("runs", "--json", dsn=None, REPLAYKIT_HOME=str(home))
+    finally:
+        remove_home(home)
+
+    assert (said.code, said.out) == (0, "[]\n")
+    assert said.err == f"replaykit: no REPLAYKIT_DATABASE_URL: using the embedded Postgres in {home}\n"
+
+
+# --- worker and dev ---------------------------------------------------------------------------------------------------
+
+
+def until(fact: Callable[[], Any], what: str) -> Any:
+    """The first true value of `fact()`; fails naming `what` after a minute."""
+    deadline = time.monotonic() + 60
+    while not (value := fact()):
+        assert time.monotonic() < deadline, f"not within a minute: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def test_worker_executes_runs_until_it_is_told_to_stop(dsn: str, cli: Cli) -> None:
+    """Its log is JSON on stderr if asked; SIGTERM ends it with 0."""
+
+    child = process("worker", SHOP, "--log-format", "json", "--queue", "slow", "--lease-seconds", "3", dsn=dsn)
+    try:
+        until(lambda: [w for w in cli("workers", "--json").json if w["state"] == "live"], "a live worker")
+        said = cli("start", "checkout", '"visa"', "--queue", "slow", "--wait")
+    finally:
+        child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(timeout=60)
+
+    assert said == (0, '{"card": "visa", "cents": 5}\n', "")
+    assert (child.returncode, out) == (0, "")
+    assert {"event", "level", "timestamp"} <= set(json.loads(err.splitlines()[0]))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (None, "there is no file"),
+        ("x = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("x = 1", "there is no workflow in"),
+    ],
+)
+@pytest.mark.parametrize("command", ["worker", "dev"])
+def test_a_module_that_cannot_be_used_exits_with_2(
+    dsn: str, tmp_path: Path, command: str, source: str | None, sentence: str
+) -> None:
+    """With the user's traceback, not ours."""
+
+    module = tmp_path / "broken.py"
+    if source is not None:
+        module.write_text(source)
+    said = finished(command, str(module), dsn=dsn)
+
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+    assert "replaykit/" not in said.err.replace(str(tmp_path), "")
+
+
+def test_a_setting_out_of_range_is_named_by_its_flag(cli: Cli) -> None:
+    """Before anything is started."""
+
+    said = cli("worker", SHOP, "--lease-seconds", "0.1")
+
+    assert said.code == 2
+    assert len(sentences(said.err)) == 1
+    assert "--lease-seconds" in said.err
+
+
+def test_every_setting_has_a_flag_and_a_variable() -> None:
+    """`limits.Settings` is the list; the command line keeps its own, so as not to import pydantic for `--help`."""
+
+    kinds = {name: "int" if kind is int else "float" for name, (kind, _) in SETTINGS.items()}
+
+    assert set(kinds) == set(Settings.model_fields)
+    assert all(kinds[name] in str(field.annotation) for name, field in Settings.model_fields.items())
+
+
+def test_dev_works_runs_in_this_terminal_and_draws_them(dsn: str) -> None:
+    """On a terminal; Ctrl-C ends it."""
+
+    parent, terminal = pty.openpty()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "REPLAYKIT_DATABASE_URL": dsn,
+        "TERM": "xterm",
+        "COLUMNS": "150",
+    }
+    program = "from replaykit.interfaces.cli import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "dev", SHOP],
+        env=environment,
+        cwd=ROOT,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    seen = bytearray()
+    reader = threading.Thread(target=_read, args=(parent, seen))
+    reader.start()
+    try:
+
+        async def start() -> Any:
+            async with Client(dsn) as client:
+                return await (await client.start(checkout, "visa")).result(timeout=60)
+
+        asyncio.run(start())
+        until(lambda: b"succeeded" in seen, "the run in the live view")
+    finally:
+        child.send_signal(signal.SIGINT)
+        code = child.wait(timeout=60)
+        reader.join(timeout=10)
+        os.close(parent)
+
+    assert code == 0
+    assert b"running checkout, nap, stuck, total" in seen
+    assert b"Traceback" not in seen
+
+
+def _read(terminal: int, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):  # the last writer has closed the terminal
+        while data := os.read(terminal, 65_536):
+            seen += data
+
+
+def test_watching_a_run_ends_with_it(cli: Cli, worker: None) -> None:
+    """`show --watch` of a run that has ended draws it once."""
+
+    run_id = cli("start", "checkout", '"visa"', "--wait", "--json").json["id"]
+
+    assert "✓ charge" in cli("show", run_id, "--watch").out
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    """A person waits for `--help` and for the shell's completion."""
+
+    program = (
+        "import sys; from replaykit.interfaces.cli import run; code = run(['start', '--help']); "
+        "slow = {'psycopg', 'pydantic', 'sqlalchemy', 'alembic', 'rich', 'structlog', 'asyncio'} & set(sys.modules); "
+        "sys.exit(str(slow) if slow else code)"
+    )
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (child.returncode, child.stderr) == (0, "")
+    assert "--wait" in child.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error(dsn: str, cli: Cli) -> None:
+    """`replaykit runs | head -1` ends quietly."""
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute(
+            "insert into replaykit.runs (id, workflow) select gen_random_uuid(), 'w' from generate_series(1, 5000)"
+        )
+    child = process("runs", "--json", "--limit", "5000", dsn=dsn)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.read(1)
+    child.stdout.close()
+
+    assert (child.wait(timeout=60), child.stderr.read()) == (0, "")
+    child.stderr.close()
+
+
+def test_without_arguments_the_help_is_shown(cli: Cli) -> None:
+    """And an unknown command is one sentence."""
+
+    assert "Commands:" in cli().out
+    said = cli("strat")
+    assert said.code == 2
+    assert len(sentences(said.err)) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0 ms"),
+        (0.0124, "12 ms"),
+        (0.9999, "1.0 s"),
+        (2.54, "2.5 s"),
+        (59.97, "1 min"),
+        (250, "4 min 10 s"),
+        (7_200, "2 h"),
+        (183_600, "2 d 3 h"),
+    ],
+)
+def test_a_duration_is_in_the_unit_that_a_person_would_use(seconds: float | None, text: str) -> None:
+    """Two units at most."""
+
+    assert duration(seconds) == text
+
+
+def test_moments_and_values_are_short() -> None:
+    """For a line of a table."""
+
+    assert ago("2999-01-01T00:00:00+00:00").startswith("in ")
+    assert ago("2020-01-01T00:00:00+00:00").endswith(" ago")
+    assert ago(None) == ""
+    assert one_line({"a": "x" * 100}, 20) == '{"a": "xxxxxxxxxxxx…'
