@@ -26,7 +26,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pydantic
 import pydantic_core
@@ -92,8 +92,9 @@ class Codec(ABC):
 
     def canonical(self, text: str) -> str:
         """The form of `text` that is digested: keys sorted; members of sets were sorted when they were encoded."""
-        # one object with one key has nothing to sort; seen in the text, so that equal values take the same way
-        return text if self.stable or text.count(":") <= 1 else sorted_keys(parse(unescape(text)))
+        # One object with one key has nothing to sort; seen in the text, so that equal values take the same way.
+        # The text stays escaped: what is digested has no lone surrogates.
+        return text if self.stable or text.count(":") <= 1 else sorted_keys(parse(text))
 
     @abstractmethod
     def from_json(self, value: Any) -> Any:
@@ -191,7 +192,7 @@ class _Tagged(Codec):
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
         self._adapter: TypeAdapter[Any] | None = None
-        self._opaque: type | None = None  # a class that pydantic has no schema for
+        self._opaque: type[Any] | None = None  # a class that pydantic has no schema for
 
     def encode(self, value: Any) -> str:
         plain = value if is_plain(value) else tag(value)
@@ -211,7 +212,7 @@ class _Tagged(Codec):
 
     def canonical(self, text: str) -> str:
         if '"~' in text:
-            return sorted_keys(sort_pairs(parse(unescape(text))))
+            return sorted_keys(sort_pairs(parse(text)))
         return super().canonical(text)
 
     def from_json(self, value: Any) -> Any:
@@ -234,7 +235,8 @@ class _Tagged(Codec):
             try:
                 self._adapter = TypeAdapter(self._annotation)
             except (pydantic.PydanticUserError, pydantic_core.SchemaError, NameError, TypeError):
-                self._opaque = self._annotation if type(self._annotation) is type else None
+                if type(self._annotation) is type:
+                    self._opaque = cast(type[Any], self._annotation)
                 self._annotation = Any
         return self._adapter
 

@@ -24,9 +24,6 @@ _ODD: Final = re.compile("\\\\(?:u0000|.)|\ufdd0|[\ud800-\udfff]", re.DOTALL)
 _ESCAPED: Final = re.compile("\ufdd0([\ufdd1\ufdd2\ue000-\ue7ff])")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False).encode
-_encode_sorted = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False, sort_keys=True
-).encode
 
 
 def escape(text: str) -> str:
@@ -64,8 +61,16 @@ def parse(text: str) -> Any:
 
 
 def sorted_keys(value: Any) -> str:
-    """Text of plain JSON with the keys of each object sorted and floats as `repr` has them: what is digested."""
-    return _encode_sorted(value)
+    """Text of plain JSON with the keys of each object sorted: what is digested."""
+    return compact(_sort(value))
+
+
+def _sort(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _sort(value[key]) for key in sorted(value)}
+    if type(value) is list:
+        return [item if type(item) is str else _sort(item) for item in value]
+    return value
 
 
 def _escape_one(match: re.Match[str]) -> str:

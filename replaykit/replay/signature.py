@@ -73,7 +73,8 @@ class FunctionInfo:
             plain.append(p)
         # the fast path: positional arguments alone, and no keyword-only parameter is required
         needs_more = any(p.kind is p.KEYWORD_ONLY and p.default is _EMPTY for p in parameters)
-        self._plain = [(p.name, f"{json.dumps(p.name, ensure_ascii=False)}:", self._codecs[p.name]) for p in plain]
+        self._prefixes = {p.name: f"{json.dumps(p.name, ensure_ascii=False)}:" for p in parameters}
+        self._plain = [(p.name, self._prefixes[p.name], self._codecs[p.name]) for p in plain]
         self._plain_max = -1 if needs_more else len(plain)
         self._plain_min = sum(1 for p in plain if p.default is _EMPTY)
         self._stable = all(codec.stable for codec in self._codecs.values())
@@ -94,23 +95,25 @@ class FunctionInfo:
             TypeError: the call does not fit the signature; names and counts only, never values.
             NotJournalable: with strict, for the first argument that can't be journaled (`$.order.rows[3]: ...`).
         """
-        if kwargs or not self._plain_min <= len(args) <= self._plain_max:
+        if kwargs or strict or not self._plain_min <= len(args) <= self._plain_max:
             return self._bind_any(self._given(args, kwargs), strict)
-        if not self._stable or (strict and not self._exact):
-            return self._bind_any({plain[0]: value for plain, value in zip(self._plain, args, strict=False)}, strict)
         try:
             if len(args) == 1:
                 _, prefix, codec = self._plain[0]
-                text = f"{{{prefix}{codec.encode(args[0])}}}"
+                part = codec.encode(args[0])
+                text = canonical = f"{{{prefix}{part}}}"
+                if not codec.stable:
+                    canonical = f"{{{prefix}{codec.canonical(part)}}}"
             else:
-                parts = [
-                    prefix + codec.encode(value) for (_, prefix, codec), value in zip(self._plain, args, strict=False)
-                ]
-                text = f"{{{','.join(parts)}}}"
+                parts = [codec.encode(value) for (_, _, codec), value in zip(self._plain, args, strict=False)]
+                text = canonical = _join(self._plain, parts)
+                if not self._stable:
+                    stable = [codec.canonical(part) for (_, _, codec), part in zip(self._plain, parts, strict=False)]
+                    canonical = _join(self._plain, stable)
         except NotJournalable:
-            return self._bind_any({plain[0]: value for plain, value in zip(self._plain, args, strict=False)}, strict)
-        given = None if self._exact else {plain[0]: value for plain, value in zip(self._plain, args, strict=False)}
-        return BoundInput(text, sha256(text.encode()).hexdigest(), {}, given)
+            return self._bind_any(self._given(args, kwargs), strict)
+        given = None if self._exact else {name: value for (name, _, _), value in zip(self._plain, args, strict=False)}
+        return BoundInput(text, sha256(canonical.encode()).hexdigest(), {}, given)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -124,7 +127,7 @@ class FunctionInfo:
         live: dict[str, Any] = {}
         for name, value in given.items():
             codec = self._codecs[name]
-            prefix = json.dumps(name, ensure_ascii=False) + ":"
+            prefix = self._prefixes[name]
             try:
                 text = codec.encode(value)
                 if strict and not codec.exact:
@@ -315,6 +318,10 @@ def shorten_input(bound: BoundInput, bytes_max: int) -> str:
         return text
     head = text[:200]
     return json.dumps({_SHORTENED: bound.digest, "size": len(text.encode()), "head": head}, ensure_ascii=False)
+
+
+def _join(parameters: list[tuple[str, str, Codec]], texts: list[str]) -> str:
+    return f"{{{','.join([prefix + text for (_, prefix, _), text in zip(parameters, texts, strict=False)])}}}"
 
 
 def _default(p: inspect.Parameter) -> Any:

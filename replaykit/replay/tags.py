@@ -277,7 +277,8 @@ def _tag_set(value: Any, depth: int) -> list[Any]:
 def _tag_dataclass(value: Any, depth: int) -> Any:
     cls = type(value)
     names = [field.name for field in dataclasses.fields(cls)]
-    _refuse_extra(cls, set(getattr(value, "__dict__", ())) - set(names))
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    _refuse_extra(cls, attributes.keys() - names)
     members = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return {"~dataclass": [_class_name(cls), _tag_members(members, depth)]}
 

@@ -393,7 +393,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, float):
         return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     if isinstance(a, Dec):
-        return a.as_tuple() == b.as_tuple()
+        return bool(a.as_tuple() == b.as_tuple())
     if isinstance(a, dict):
         if isinstance(a, collections.defaultdict) and a.default_factory is not b.default_factory:
             return False
@@ -660,7 +660,7 @@ def test_any_untyped_value_comes_back_the_same(value: Any) -> None:
 
 
 def _of(generic: Any, *arguments: Any) -> Any:
-    return generic[arguments if len(arguments) > 1 else arguments[0]]
+    return generic[arguments]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -233,6 +233,19 @@ def test_nan_is_the_same_input_as_nan() -> None:
     assert same_input(info, '{ "x" : "NaN", "more": [1] }', info.bind((math.nan, [1]), {}))
 
 
+def test_half_an_emoji_has_a_digest() -> None:
+    """Text that UTF-8 has no form for is digested as it is stored."""
+
+    def say(words: Any) -> None:
+        raise AssertionError
+
+    info = describe(say)
+    bound = info.bind(({"b": "\ud83d", "a": "\0"},), {})
+
+    assert bound.digest == info.bind(({"a": "\0", "b": "\ud83d"},), {}).digest
+    assert info.fresh_arguments(bound) == (({"a": "\0", "b": "\ud83d"},), {})
+
+
 def test_live_arguments_are_not_compared() -> None:
     """The client of another process is another object; a value in its place is a difference."""
     info = describe(with_client)
@@ -273,7 +286,7 @@ def test_a_result_goes_through_its_annotation() -> None:
 def test_names_and_colours() -> None:
     """`__name__`, `Class.method` for methods, nothing for what has no name of its own."""
     service = Service()
-    wrapped = functools.wraps(one)(lambda *a, **k: one(*a, **k))
+    wrapped: Callable[..., Any] = functools.wraps(one)(lambda x: x)
     expected: list[tuple[Callable[..., Any], str | None, bool]] = [
         (charge, "charge", True),
         (one, "one", False),
