@@ -5,6 +5,7 @@ The server is the embedded one, shared by all xdist workers; `REPLAYKIT_PG_BIN` 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -27,6 +29,11 @@ HOME_VARIABLE = "REPLAYKIT_TEST_HOME"
 """Tells the workers of xdist the home that their controller made."""
 
 TEMPLATE = "replaykit_template"
+
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 4 * 1024**3
+
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @pytest.fixture(scope="session")
@@ -56,30 +63,47 @@ def template_database(server_dsn: str) -> str:
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+def server_connection(server_dsn: str) -> Iterator[Connection]:
+    """A connection that makes and drops the databases."""
+    with psycopg.connect(server_dsn, autocommit=True) as connection:
+        yield connection
+
+
 @pytest.fixture
-def dsn(server_dsn: str, template_database: str) -> Iterator[str]:
+def dsn(server_dsn: str, server_connection: Connection, template_database: str) -> Iterator[str]:
     """URL of a fresh, migrated database (schema `replaykit`) for one test."""
-    yield from fresh_database(server_dsn, template_database)
+    with fresh_database(server_connection, template_database) as name:
+        yield with_database(server_dsn, name)
 
 
 @pytest.fixture
-def empty_dsn(server_dsn: str) -> Iterator[str]:
+def empty_dsn(server_dsn: str, server_connection: Connection) -> Iterator[str]:
     """URL of a fresh database with nothing in it, for one test."""
-    yield from fresh_database(server_dsn, "template1")
+    with fresh_database(server_connection, "template1") as name:
+        yield with_database(server_dsn, name)
 
 
-def fresh_database(server_dsn: str, template: str) -> Iterator[str]:
-    """Copy a database, yield its URL, and drop it whoever is still connected."""
-    name = sql.Identifier(f"test_{uuid.uuid4().hex[:12]}")
-    with psycopg.connect(server_dsn, autocommit=True) as connection:
-        # file_copy is about 1.5 times as fast here as the default, wal_log: the server is not durable, so the
-        # checkpoints that it needs write no disk.
-        connection.execute(
-            sql.SQL("create database {} template {} strategy file_copy").format(name, sql.Identifier(template))
+@contextlib.contextmanager
+def fresh_database(connection: Connection, template: str) -> Iterator[str]:
+    """Copy a database, yield its name, and drop it whoever is still connected."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    # file_copy is about 1.5 times as fast here as the default, wal_log: the server is not durable, so the checkpoints
+    # that it needs wait for no disk.
+    connection.execute(
+        sql.SQL("create database {} template {} strategy file_copy").format(
+            sql.Identifier(name), sql.Identifier(template)
         )
-    yield with_database(server_dsn, name.as_string().strip('"'))
-    with psycopg.connect(server_dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("drop database {} with (force)").format(name))
+    )
+    try:
+        yield name
+    finally:
+        # `drop database ... with (force)` alone would look again only after 100 ms if a connection is just closing.
+        leave = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+        deadline = time.monotonic() + 1
+        while connection.execute(leave, [name]).fetchone() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 def with_database(url: str, name: str) -> str:
@@ -87,12 +111,32 @@ def with_database(url: str, name: str) -> str:
     return urlsplit(url)._replace(path=f"/{name}").geturl()
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine may enter, for one test."""
+    folder = make_open_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def make_open_folder() -> Path:
+    """Make a folder for servers. pytest's own are closed to the user that root's server runs as.
+
+    In memory where there is enough of it: on a disk that others keep busy, making a database takes ten times as long.
+    """
+    in_memory = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    if in_memory:
+        info = os.statvfs(MEMORY)
+        in_memory = info.f_bavail * info.f_frsize >= MEMORY_BYTES_MIN and not info.f_flag & os.ST_NOEXEC
+    folder = Path(tempfile.mkdtemp(prefix="replaykit-test-", dir=MEMORY if in_memory else None))
+    folder.chmod(0o755)
+    return folder
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the run's home: not in pytest's own folder, which is closed to the user that root's server runs as."""
+    """Make the run's home."""
     if is_controller(config):
-        home = Path(tempfile.mkdtemp(prefix="replaykit-test-"))
-        home.chmod(0o755)
-        os.environ[HOME_VARIABLE] = str(home)
+        os.environ[HOME_VARIABLE] = str(make_open_folder())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

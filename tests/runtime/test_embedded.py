@@ -16,7 +16,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -135,15 +134,12 @@ class Machine:
                     kill(pid)
                 if (home / "data").is_symlink():
                     shutil.rmtree((home / "data").resolve().parent)
-            shutil.rmtree(self.folder)
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
-    """Homes and clients of one test. Not in pytest's folder, which is closed to the user that root's server runs as."""
-    folder = Path(tempfile.mkdtemp(prefix="replaykit-test-"))
-    folder.chmod(0o755)
-    machine = Machine(folder)
+def machine(open_folder: Path) -> Iterator[Machine]:
+    """Homes and clients of one test."""
+    machine = Machine(open_folder)
     yield machine
     machine.close()
 
