@@ -1,0 +1,34 @@
+"""The world outside, a crew of workers, and a look at the database, for the tests that kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.crew import Crew, hiring
+from tests.crash.outside import Outside
+from tests.crash.rows import Rows
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    """Counts what bodies do."""
+    with Outside() as server:
+        yield server
+
+
+@pytest.fixture
+def crew(tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
+    """Starts `replaykit worker` processes; none is left at the end."""
+    with hiring(tmp_path, dsn, outside.address) as hired:
+        yield hired
+
+
+@pytest.fixture
+def rows(dsn: str) -> Iterator[Rows]:
+    """Looks at the test's database."""
+    looker = Rows(dsn)
+    yield looker
+    looker.close()

@@ -1,0 +1,143 @@
+"""Real `replaykit worker` processes for tests: started, listened to, killed, and gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tests.crash.workflows import OUTSIDE
+from tests.runtime.facts import eventually, lives
+
+__all__ = ["Crew", "WorkerProcess", "hiring"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODULE: Final = "tests.crash.workflows"
+COMMAND: Final = "import sys; from replaykit.interfaces.cli import main; sys.argv[0] = 'replaykit'; main()"
+
+
+class WorkerProcess:
+    """One `replaykit worker`: a parent with children. Its log is a file of JSON lines."""
+
+    def __init__(self, log: Path, dsn: str, outside: str, flags: tuple[str, ...]) -> None:
+        self._log = log
+        self._read = 0
+        self._events: list[dict[str, Any]] = []
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, "worker", MODULE, "--log-format", "json", *flags],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "REPLAYKIT_DATABASE_URL": dsn, OUTSIDE: outside},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The parent's."""
+        return self.process.pid
+
+    def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
+        """The log's lines of that event with these fields, so far."""
+        with self._log.open("rb") as stream:
+            stream.seek(self._read)
+            lines = stream.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            self._read += len(line)
+            if line.startswith(b"{"):
+                self._events.append(json.loads(line))
+        return [e for e in self._events if e["event"] == name and fields.items() <= e.items()]
+
+    def text(self) -> str:
+        """The whole log."""
+        return self._log.read_text(errors="replace")
+
+    def children(self) -> list[int]:
+        """Pids of the children that live."""
+        return [e["pid"] for e in self.events("child_started") if lives(e["pid"])]
+
+    def ready(self) -> list[int]:
+        """Pids of the children that live and claim."""
+        return [e["pid"] for e in self.events("child_ready") if lives(e["pid"])]
+
+    def wait_ready(self, children: int = 1) -> list[int]:
+        """Pids of that many children that claim."""
+        try:
+            eventually(lambda: len(self.ready()) >= children, f"{children} children are ready")
+        except AssertionError as error:
+            error.add_note(self.text())
+            raise
+        return self.ready()
+
+    def worker_id(self, pid: int) -> str:
+        """The id under which that child holds leases."""
+        (event,) = self.events("child_started", pid=pid)
+        return str(event["worker"])
+
+    def kill(self) -> None:
+        """SIGKILL the parent alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def kill_all(self) -> None:
+        """SIGKILL parent and children as one: the parent is stopped first, so that it hands nothing back."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)
+        for pid in self.children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.kill()
+
+
+class Crew:
+    """The workers of a test."""
+
+    def __init__(self, folder: Path, dsn: str, outside: str) -> None:
+        self._folder = folder
+        self._outside = outside
+        self.dsn = dsn
+        self.workers: list[WorkerProcess] = []
+
+    def hire(self, *flags: str) -> WorkerProcess:
+        """Start a `replaykit worker` with these flags."""
+        log = self._folder / f"worker-{len(self.workers)}.log"
+        worker = WorkerProcess(log, self.dsn, self._outside, flags)
+        self.workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Kill whatever is left, by pid."""
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()
+        for worker in self.workers:  # only now: a living parent would have gone on to start children
+            for pid in worker.children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def logs(self) -> str:
+        """The last lines of every log."""
+        return "\n".join(f"--- {w._log.name}\n{w.text()[-4000:]}" for w in self.workers)
+
+
+@contextlib.contextmanager
+def hiring(folder: Path, dsn: str, outside: str) -> Iterator[Crew]:
+    """A crew for the length of a test; its logs are shown when it fails."""
+    crew = Crew(folder, dsn, outside)
+    try:
+        yield crew
+    except BaseException as error:
+        error.add_note(crew.logs())
+        raise
+    finally:
+        crew.close()
