@@ -6,6 +6,7 @@ import ast
 import asyncio
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 import replaykit
 from replaykit import Client, Worker
@@ -22,6 +24,7 @@ from replaykit.limits import Settings
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+REPLAYKIT = Path(sys.executable).with_name("replaykit")
 SQL_PAGES = [DOCS / "reference" / "sql.md", DOCS / "how-to" / "look-into-a-journal.md"]
 
 
@@ -157,6 +160,20 @@ def test_the_tutorial_builds_the_pipeline_that_the_demo_runs() -> None:
     assert re.sub(r'""".*?"""', "", rest, flags=re.DOTALL).split() == []
 
 
+@pytest.mark.skipif(not REPLAYKIT.exists(), reason="replaykit is not installed beside this Python; make test does it")
+def test_the_demo_publishes_each_document_once() -> None:
+    """`make demo`, as it is: killed half-way, finished by another process, counted by journal and receiver alike."""
+
+    demo = DOCS / "tutorial" / "pipeline" / "demo.py"
+    ran = subprocess.run([sys.executable, demo], capture_output=True, text=True, timeout=120, check=False)
+    documents = len(list(DOCS.rglob("*.md")))
+
+    assert ran.stdout.splitlines()[-1:] == [
+        f"published {documents}, received {documents}, distinct {documents}, killed 1"
+    ], ran.stdout + ran.stderr
+    assert ran.returncode == 0
+
+
 def test_the_workflow_of_the_front_page_runs(dsn: str, shop: Any) -> None:
     """README's checkout, started as README says, twice under one key: one run."""
 
@@ -209,7 +226,7 @@ def make_it_wait(dsn: str, run: str) -> None:
 
 def ask_everything(dsn: str, run: str) -> list[list[dict[str, Any]]]:
     """The answers to each statement of the docs, in order."""
-    with psycopg.connect(dsn, autocommit=True, row_factory=psycopg.rows.dict_row) as connection:
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
         statements = [
             statement for page in SQL_PAGES for block in blocks(page, "sql") for statement in block.split(";\n")
         ]
