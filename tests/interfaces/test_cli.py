@@ -57,7 +57,8 @@ def cli(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     def say(*arguments: str) -> Said:
         capsys.readouterr()
         code = run(arguments)
-        return Said(code, *capsys.readouterr())
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
 
     yield say
     structlog.reset_defaults()  # the command line has sent logs to this test's stderr
