@@ -204,6 +204,6 @@ def _clock(text: str | None) -> str:
 
 def _took(run: Row, now: dt.datetime) -> str:
     begin, end = moment(run["started_at"]), moment(run["finished_at"])
-    if begin is None:
+    if begin is None or (end is None and run["state"] != "running"):
         return ""
     return duration(((end or now) - begin).total_seconds())
