@@ -196,6 +196,8 @@ class Driver:
         self._deliver_due()
         if self.execution.ended is None:
             self._record_step(call, outcome)
+        else:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
+            self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
 
     def body_stopped(self, key: str, now: int) -> None:
