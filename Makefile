@@ -83,7 +83,8 @@ $(PY):
 	@for python in $(PYTHONS); do \
 	  if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    echo "making $(VENV) with $$($$python -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
-	    exec $$python -m venv $(VENV); \
+	    $$python -m venv $(VENV) && exit 0; \
+	    rm -rf $(VENV); exit 1; \
 	  fi; \
 	done; \
 	echo "make: no Python >= 3.11 with venv and ensurepip found (tried: $(PYTHONS))" >&2; exit 1
