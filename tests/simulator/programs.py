@@ -19,7 +19,7 @@ from typing import Any, Final
 import anyio
 
 from replaykit.replay.calls import now, rng, sleep, step, uuid4, workflow
-from replaykit.replay.entries import Entry
+from replaykit.replay.entries import Entry, Kind
 from replaykit.replay.execution import Execution, current_execution
 from replaykit.replay.requests import CallStep, Command
 from tests.simulator.bodies import CALLS, Boom, add, breach, call_of, visitor, whose
@@ -57,6 +57,7 @@ class Watched(Execution):
     sights: list[Any]
     committed: int = 0
     absolute: int = 0
+    live: bool = False  # driven by a worker that does not drain
 
     def start(self) -> list[Any]:
         self.marks, self.sights = [], []
@@ -65,6 +66,9 @@ class Watched(Execution):
         return commands
 
     def _deliver(self, entry: Entry, value: Any) -> None:  # live and replayed entries both come by here
+        due = self.next_deadline
+        if entry.kind == Kind.STEP and due is not None and due < entry.at and self.live and not self.replaying:
+            breach(f"the outcome of {entry.key} overtook a timer that was due {entry.at - due} us before")
         super()._deliver(entry, value)
         self._mark(self._commands)
 

@@ -14,7 +14,7 @@ At the end of each run (`invariants.py`), by one replay of its journal:
 - it is not held and ends with the last entry, as the run ended, with the same result or error to the letter;
 - every execution there ever was (live, rebuilt, evicted, dead, zombie) asked for the same in the same order, and saw
   the same values, times, winners and errors, after each entry that it shares with the journal; so did a prefix of it;
-- timers fired in the order of their deadlines;
+- timers fired in the order of their deadlines, and before the outcome of a body that came later (a drain apart);
 - each body was begun, and cancelled, for what the journal asks for, with the same input, after the entries that the
   request followed from were committed; each entry holds an outcome that a body of it had;
 - after `leave()` no command came out, and no user code ran on another run's loop, nor saw another task's context.
@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +43,7 @@ from tests.simulator.database import ENDED, Database, Row
 from tests.simulator.invariants import BodyStart, History, Mismatch, check_journal, check_run, leave, new_execution
 from tests.simulator.programs import Watched
 
-__all__ = ["Chances", "Mismatch", "Simulation", "simulate"]
+__all__ = ["Chances", "Mismatch", "Simulation", "simulate", "trace"]
 
 SETTINGS: Final = Settings(input_bytes_max=256)
 _START_US: Final = 1_790_000_000_000_000
@@ -89,6 +91,7 @@ class Host:
     fresh: ClaimedRun | None = None  # a rebuild has its new token
     rebuilt: tuple[Driver, Watched] | None = None
     stands: int = 0  # entries known to stand
+    outcomes: set[str] = field(default_factory=set)  # keys whose bodies ended here: never begun here again
 
 
 @dataclass(eq=False, slots=True)
@@ -159,13 +162,13 @@ class Simulation:
             for worker in self.workers:
                 for host in list(worker.hosts.values()):
                     self._drop(host)
-            if bodies.breaches:
-                raise Mismatch(bodies.breaches[0])
             self.facts["events"] += events
         finally:
             for history in self.histories.values():
                 for execution in history.executions:
                     execution.leave()
+        if bodies.breaches:
+            raise Mismatch(bodies.breaches[0])
 
     def _turn(self, chaos: bool) -> None:
         self._let_time_pass()
@@ -288,6 +291,7 @@ class Simulation:
         driver, watched = self._replay(run, row)
         host = Host(worker, run, row, driver, watched, stands=len(run.entries))
         worker.hosts[row.id] = host
+        watched.live = True
         driver.begin(self._clock(worker))
         self._obey(host)
 
@@ -335,6 +339,7 @@ class Simulation:
         self._say(None, f"worker {worker.name} drains")
         worker.draining = True
         for host in list(worker.hosts.values()):
+            host.watched.live = False
             host.driver.drain(self._clock(worker))
             self._obey(host)
 
@@ -407,6 +412,7 @@ class Simulation:
             host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
         )
         self.histories[host.row.id].outcomes.add((key, outcome.output, outcome.error))
+        host.outcomes.add(key)
         host.driver.body_ended(key, outcome, self._clock(host.worker))
         self._obey(host)
 
@@ -438,6 +444,7 @@ class Simulation:
             host.tries = 0
             host.driver.adopt(old)
             leave(old.execution)  # type: ignore[arg-type]
+            host.watched.live = not host.worker.draining
             host.driver.begin(self._clock(host.worker))
             if host.worker.draining:
                 host.driver.drain(self._clock(host.worker))
@@ -469,8 +476,8 @@ class Simulation:
         live = row.token == host.run.token
         if host.driver.execution.hold_reason is not None or host.worker.draining:
             raise Mismatch(f"a body of {key} was started in a run that is held or drains")
-        if key in host.bodies:
-            raise Mismatch(f"a body of {key} was started while one is in flight")
+        if key in host.bodies or key in host.outcomes:
+            raise Mismatch(f"a body of {key} was started where one is in flight, or had its outcome")
         if live and any(entry.key == key for entry, _ in row.journal.values()):
             raise Mismatch(f"a body of {key} was started, its entry is committed")
         for worker in self.workers:
@@ -553,21 +560,34 @@ class Simulation:
 def simulate(seed: int, chances: Chances | None = None) -> tuple[Counter[str], str | None]:
     """Play one schedule: what happened, and the broken invariant or None."""
     simulation = Simulation(seed, chances)
-    try:
-        simulation.run()
-    except Mismatch as mismatch:
-        return simulation.facts, str(mismatch)
-    return simulation.facts, None
+    return simulation.facts, _play(simulation)
 
 
 def trace(seed: int) -> tuple[list[str], str | None]:
     """The lines of one schedule, their SHA-256 last, and the broken invariant or None."""
     simulation = Simulation(seed, trace=True)
-    broken = None
+    broken = _play(simulation)
+    lines = [*simulation.lines, "every invariant holds" if broken is None else f"MISMATCH {broken}"]
+    digest = hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()
+    return [*lines, f"sha256 {digest}"], broken
+
+
+def _play(simulation: Simulation) -> str | None:
+    """Run it to its end. User code that the garbage collector had to end is a breach too."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = _collected
     try:
-        simulation.run()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # coroutines that were never awaited, streams never closed: dropped runs' own
+            simulation.run()
     except Mismatch as mismatch:
-        broken = str(mismatch)
-        simulation.lines.append(f"MISMATCH {broken}")
-    digest = hashlib.sha256("\n".join(simulation.lines).encode("utf-8", "backslashreplace")).hexdigest()
-    return [*simulation.lines, f"sha256 {digest}"], broken
+        return str(mismatch)
+    finally:
+        sys.unraisablehook = hook
+    return None
+
+
+def _collected(unraisable: Any) -> None:
+    bodies.breach(f"the garbage collector ended user code: {unraisable.exc_value!r}")

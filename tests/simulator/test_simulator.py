@@ -1,0 +1,275 @@
+"""The simulator finds bugs: with one rule of the core or of the statements switched off it names a mismatch.
+
+And it finds none in the core as it is; `make simulate` plays 10,000 schedules.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from replaykit.replay import driver, execution, loop
+from replaykit.replay.entries import ClaimedRun, Unit, Verdict
+from tests.simulator import bodies, simulation
+from tests.simulator.database import Database, Row
+from tests.simulator.simulation import Chances, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS_MAX = 400
+"""Within so many schedules a missing rule must show."""
+
+ROUGH = Chances(crash=0.02, late=0.15, lost=0.1, stale=0.1)
+
+
+@pytest.fixture(autouse=True)
+def no_rubbish() -> None:
+    """A mutant may leave code behind that the collector ends during the next test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+def first_mismatch(chances: Chances | None = None, seeds: int = SEEDS_MAX) -> str | None:
+    """The first broken invariant in the schedules from 0 on."""
+    for seed in range(seeds):
+        mismatch = simulate(seed, chances)[1]
+        if mismatch is not None:
+            return mismatch
+    return None
+
+
+def test_the_core_as_it_is_breaks_no_invariant() -> None:
+    """Fifty rough schedules, and fifty with the usual chances."""
+    assert first_mismatch(ROUGH, 50) is None
+    assert first_mismatch(seeds=50) is None
+
+
+def test_a_seed_tells_the_same_story_in_every_process() -> None:
+    """Two fresh processes with other hash seeds print the same trace, to the digest."""
+    stories = [trace_of(7, hash_seed) for hash_seed in ("1", "2")]
+
+    assert stories[0].splitlines()[-2].startswith("sha256 ")
+    assert stories[0] == stories[1]
+
+
+def trace_of(seed: int, hash_seed: str) -> str:
+    """What `--seed N --trace` prints."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulator", "--seed", str(seed), "--trace"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+
+
+Switch = Callable[[pytest.MonkeyPatch], None]
+
+
+def commands_before_commit(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._carry_out
+
+    def carry_out(self: driver.Driver) -> None:
+        self._committed = self._last_seq
+        real(self)
+
+    patch.setattr(driver.Driver, "_carry_out", carry_out)
+
+
+def a_verdict_for_each_row(patch: pytest.MonkeyPatch) -> None:
+    def insert(self: Database, row: Row, unit: Unit) -> None:
+        for n, entry in enumerate(unit.entries):
+            if n > 0 or len(unit.entries) == 1:  # the first is refused by itself, its neighbours go in
+                row.journal[entry.seq] = (replace(entry), unit.write_id)
+
+    patch.setattr(Database, "insert", insert)
+
+
+def timers_fire_early(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._deliver_due
+
+    def deliver_due(self: driver.Driver) -> None:
+        self._now += 1_000_000
+        real(self)
+        self._now -= 1_000_000
+
+    patch.setattr(driver.Driver, "_deliver_due", deliver_due)
+
+
+def timers_without_wakes(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver.next_unit
+
+    def next_unit(self: driver.Driver) -> Unit | None:
+        unit = real(self)
+        if unit is not None:
+            unit.wakes = None
+        return unit
+
+    patch.setattr(driver.Driver, "next_unit", next_unit)
+
+
+def outcomes_overtake_timers(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver.body_ended
+
+    def body_ended(self: driver.Driver, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(driver.Driver, "_deliver_due", lambda _: None)
+            real(self, *arguments)
+
+    patch.setattr(driver.Driver, "body_ended", body_ended)
+
+
+def a_rebuild_drops_outcomes(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver.adopt
+
+    def adopt(self: driver.Driver, old: driver.Driver) -> None:
+        real(self, old)
+        self._kept.clear()
+
+    patch.setattr(driver.Driver, "adopt", adopt)
+
+
+def a_rebuild_forgets_bodies_in_flight(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver.adopt
+
+    def adopt(self: driver.Driver, old: driver.Driver) -> None:
+        real(self, old)
+        self.in_flight.clear()
+
+    patch.setattr(driver.Driver, "adopt", adopt)
+
+
+def a_rebuild_keeps_its_token(patch: pytest.MonkeyPatch) -> None:
+    real = Database.renew
+    patch.setattr(Database, "renew", lambda self, row, old, new: real(self, row, old, old))
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    real = Database.write
+
+    def write(self: Database, unit: Unit) -> Verdict:
+        unit = replace(unit, token=self.rows[unit.run_id].token or unit.token)
+        return real(self, unit)
+
+    patch.setattr(Database, "write", write)
+
+
+def retries_are_not_recognised(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Database, "recheck", lambda self, unit: False)
+
+
+def a_claim_reads_an_old_journal(patch: pytest.MonkeyPatch) -> None:
+    real = Database.claim
+
+    def claim(self: Database, row: Row, token: UUID, now: int) -> ClaimedRun:
+        run = real(self, row, token, now)
+        if row.claims % 3 == 0:
+            run.entries = run.entries[:-1]
+        return run
+
+    patch.setattr(Database, "claim", claim)
+
+
+def sets_of_tasks_by_address(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop.RunTask, "__hash__", object.__hash__)
+
+
+def scopes_numbered_by_the_process(patch: pytest.MonkeyPatch) -> None:
+    count = itertools.count(1)
+    patch.setattr(loop.Scope, "_number_child", lambda self: f"{next(count)}/")
+
+
+def chance_from_outside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(execution.Execution, "_chance", lambda self, what: os.urandom(32))
+
+
+def objects_handed_on_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    real = driver.error_outcome
+
+    def error_outcome(error: BaseException, started_at: int) -> driver.BodyOutcome:
+        outcome = real(error, started_at)
+        outcome.value = error
+        return outcome
+
+    patch.setattr(bodies, "error_outcome", error_outcome)
+
+
+def a_dropped_run_is_left_to_the_collector(patch: pytest.MonkeyPatch) -> None:
+    def leave(self: execution.Execution) -> None:
+        self.loop.gone = True
+        for part in (self.loop.ready, self.loop.timers, self.loop.generators, self.loop.tasks, self.open):
+            part.clear()
+        self._root = None
+
+    patch.setattr(execution.Execution, "leave", leave)
+
+
+def a_drain_starts_bodies(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._carry_out
+
+    def carry_out(self: driver.Driver) -> None:
+        draining, self._draining = self._draining, False
+        real(self)
+        self._draining = draining
+
+    patch.setattr(driver.Driver, "_carry_out", carry_out)
+
+
+def waiting_runs_stay_in_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driver, "Park", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("switch", "says"),
+    [
+        (commands_before_commit, "was not committed"),
+        (a_verdict_for_each_row, "hole"),
+        (timers_fire_early, "timer due"),
+        (timers_without_wakes, "does not carry the wakes"),
+        (outcomes_overtake_timers, "overtook a timer"),
+        (a_rebuild_drops_outcomes, "or had its outcome"),
+        (a_rebuild_forgets_bodies_in_flight, "in flight"),
+        (a_rebuild_keeps_its_token, "conflict under a valid token"),
+        (no_fence, ""),
+        (retries_are_not_recognised, "conflict under a valid token"),
+        (a_claim_reads_an_old_journal, "conflict under a valid token"),
+        (sets_of_tasks_by_address, ""),
+        (scopes_numbered_by_the_process, ""),
+        (chance_from_outside, ""),
+        (objects_handed_on_as_they_are, ""),
+        (a_dropped_run_is_left_to_the_collector, ""),
+        (a_drain_starts_bodies, "held or drains"),
+        (waiting_runs_stay_in_memory, "in memory"),
+    ],
+)
+def test_a_missing_rule_shows(switch: Switch, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule, switched off, is missed within some hundred schedules."""
+    switch(monkeypatch)
+
+    mismatch = first_mismatch(ROUGH)
+
+    assert mismatch is not None
+    assert says in mismatch
+
+
+def test_a_run_that_never_ends_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator does not hang on what it looks for."""
+    monkeypatch.setattr(simulation, "_EVENTS_MAX", 3)
+
+    mismatch = simulate(0)[1]
+
+    assert mismatch is not None
+    assert mismatch.startswith("runs do not end")
