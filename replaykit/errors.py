@@ -1,20 +1,20 @@
 """Every error a caller can see, and the tree they hang on.
 
-    ReplaykitError
-    ├── ConfigurationError        a setting, module or declaration that cannot work
-    │   ├── SchemaMismatch        the database's schema is older or newer than this release
-    │   ├── DatabaseUnreachable   no connection could be made
-    │   └── WorkflowUnknown       no workflow of that name here
-    ├── OutsideRun                a call that only makes sense inside a run (or only outside of a body)
-    ├── NotJournalable            a value that cannot be recorded without loss; names the path in it
-    ├── StepFailed                a step's error whose class cannot be rebuilt; carries its type's name
-    ├── RunNotFound               no run has that id or key
-    ├── KeyConflict               the key belongs to a run of another workflow
-    ├── RunFailed                 Handle.result() of a failed run; __cause__ is the run's error
-    ├── RunHeld                   Handle.result() of a run that waits for a person
-    └── RunCancelled              Handle.result() of a cancelled run
+ReplaykitError
+├── ConfigurationError        a setting, module or declaration that cannot work
+│   ├── SchemaMismatch        the database's schema is older or newer than this release
+│   ├── DatabaseUnreachable   no connection could be made
+│   └── WorkflowUnknown       no workflow of that name here
+├── OutsideRun                a call that only makes sense inside a run (or only outside of a body)
+├── NotJournalable            a value that cannot be recorded without loss; names the path in it
+├── StepFailed                a step's error whose class cannot be rebuilt; carries its type's name
+├── RunNotFound               no run has that id or key
+├── KeyConflict               the key belongs to a run of another workflow
+├── RunFailed                 Handle.result() of a failed run; __cause__ is the run's error
+├── RunHeld                   Handle.result() of a run that waits for a person
+└── RunCancelled              Handle.result() of a cancelled run
 
-    Gone (BaseException)          raised inside an execution that has left memory; never seen by callers
+Gone (BaseException)          raised inside an execution that has left memory; never seen by callers
 """
 
 from __future__ import annotations

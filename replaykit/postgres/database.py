@@ -17,7 +17,16 @@ from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMism
 from replaykit.limits import LOCK_TIMEOUT_SECONDS
 from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, quote_name
 
-__all__ = ["Connection", "Database", "SyncConnection", "describe_dsn", "first_line", "is_refusal", "is_transient"]
+__all__ = [
+    "Connection",
+    "Database",
+    "SyncConnection",
+    "describe_dsn",
+    "first_line",
+    "is_lock_timeout",
+    "is_refusal",
+    "is_transient",
+]
 
 Row = tuple[Any, ...]
 
@@ -315,6 +324,11 @@ def is_transient(error: BaseException) -> bool:
     if state == "0A000":
         return "cached plan" in str(error)  # a migration ran under a prepared statement
     return state in _TRANSIENT or state.startswith("08")
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Whether a row was locked by someone outside for longer than a batch waits."""
+    return isinstance(error, psycopg.errors.LockNotAvailable)
 
 
 def is_refusal(error: BaseException) -> bool:

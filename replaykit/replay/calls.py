@@ -22,7 +22,20 @@ from replaykit.replay.loop import RunLoop
 from replaykit.replay.requests import POLICY_ATTRIBUTE, Pending, Policy
 from replaykit.replay.signature import FunctionInfo, describe
 
-__all__ = ["CURRENT_STEP", "Moment", "Step", "StepCall", "StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"]
+__all__ = [
+    "CURRENT_STEP",
+    "Moment",
+    "Step",
+    "StepCall",
+    "StepInfo",
+    "Workflow",
+    "now",
+    "rng",
+    "sleep",
+    "step",
+    "uuid4",
+    "workflow",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +131,9 @@ class Step(StepCall):
         """
         info = CURRENT_STEP.get()
         if info is None or current_execution() is not None:
-            raise OutsideRun("step.current() outside of a step's body: only the function that step(...) calls has a current step")
+            raise OutsideRun(
+                "step.current() outside of a step's body: only the function that step(...) calls has a current step"
+            )
         return info
 
 
@@ -151,7 +166,9 @@ class Workflow(Generic[P, T]):
             raise ConfigurationError(f"@workflow on {fn!r}: a workflow is an async function (`async def`)")
         chosen = name if name is not None else getattr(fn, "__name__", None)
         if chosen is None or chosen == "<lambda>":
-            raise ConfigurationError(f"@workflow on {fn!r}: it has no name of its own; give one with @workflow(name=...)")
+            raise ConfigurationError(
+                f"@workflow on {fn!r}: it has no name of its own; give one with @workflow(name=...)"
+            )
         self.name = check_name(chosen, "workflow")
         self.module: str = getattr(fn, "__module__", "?")
         self.__name__ = getattr(fn, "__name__", self.name)

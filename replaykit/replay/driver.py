@@ -128,7 +128,9 @@ class Driver:
         settings: `evict_after_seconds`, `input_bytes_max`.
     """
 
-    def __init__(self, run: ClaimedRun, execution: Execution, *, new_id: Callable[[], UUID], settings: Settings) -> None:
+    def __init__(
+        self, run: ClaimedRun, execution: Execution, *, new_id: Callable[[], UUID], settings: Settings
+    ) -> None:
         self.run = run
         self.execution = execution
         self.phase = Phase.ACTIVE
@@ -239,7 +241,8 @@ class Driver:
             self.words = (
                 f"the database refused an entry: {words}"
                 if verdict is Verdict.REFUSED
-                else f"an entry of another write stands in the journal at the place of entry {unit.entries[0].seq}: a defect of replaykit, please report it"
+                else f"an entry of another write stands in the journal at the place of entry {unit.entries[0].seq}: "
+                "a defect of replaykit, please report it"
             )
 
     def adopt(self, old: Driver) -> None:
@@ -251,7 +254,9 @@ class Driver:
         kept = dict(old._kept)
         for entry in uncommitted:
             if entry.kind == Kind.STEP:
-                outcome = BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, entry.started_at or 0)
+                outcome = BodyOutcome(
+                    Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, entry.started_at or 0
+                )
                 kept[entry.key] = (entry.digest or "", outcome)
         asked = self.execution.open
         for key, (digest, outcome) in kept.items():
@@ -277,7 +282,12 @@ class Driver:
     def next_wake(self) -> int | None:
         """Microseconds since 1970 at which `tick` is due, or None."""
         execution = self.execution
-        if self.phase is not Phase.ACTIVE or execution.hold_reason is not None or execution.ended is not None or self._draining:
+        if (
+            self.phase is not Phase.ACTIVE
+            or execution.hold_reason is not None
+            or execution.ended is not None
+            or self._draining
+        ):
             return None
         return execution.next_deadline
 
@@ -349,7 +359,10 @@ class Driver:
             n = execution.timers_fired + 1
             if self._timer_wakes is None:
                 self._timer_wakes = self.run.wakes
-            self._deliver(Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline), _UNDECODED)
+            self._deliver(
+                Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline),
+                _UNDECODED,
+            )
 
     def _record_step(self, call: CallStep, outcome: BodyOutcome) -> None:
         entry = Entry(

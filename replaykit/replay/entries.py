@@ -10,7 +10,21 @@ from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
-__all__ = ["PROTOCOL", "Change", "ClaimedRun", "Entry", "Finish", "Hold", "Kind", "Outcome", "Park", "Release", "State", "Unit", "Verdict"]
+__all__ = [
+    "PROTOCOL",
+    "Change",
+    "ClaimedRun",
+    "Entry",
+    "Finish",
+    "Hold",
+    "Kind",
+    "Outcome",
+    "Park",
+    "Release",
+    "State",
+    "Unit",
+    "Verdict",
+]
 
 PROTOCOL: Final = 1
 """Names the replay rules, codec tags and digest rules of this release (`runs.protocol`)."""

@@ -78,7 +78,10 @@ class Execution:
         self.run_id = run_id
         self.seed = seed
         self.info = info
-        self.loop = RunLoop(self, seed=seed, started_at=started_at, drain_callbacks_max=drain_callbacks_max)
+        # The methods that mypy misses are made in a loop of loop.py: each raises its sentence.
+        self.loop = RunLoop(  # type: ignore[abstract]
+            self, seed=seed, started_at=started_at, drain_callbacks_max=drain_callbacks_max
+        )
         self.open: dict[str, CallStep] = {}
         self.timers_fired = 0
         self.replaying = False
@@ -138,7 +141,10 @@ class Execution:
         elif entry.kind == Kind.TIMER:
             self._deliver_timer(entry)
         else:
-            self.hold(f"entry {entry.seq} ({entry.key}) is of kind {entry.kind}, which this release does not know: a later release wrote it")
+            self.hold(
+                f"entry {entry.seq} ({entry.key}) is of kind {entry.kind}, which this release does not know: "
+                "a later release wrote it"
+            )
         self._advance()
 
     def _deliver_step(self, entry: Entry, value: Any) -> None:
@@ -147,7 +153,9 @@ class Execution:
             self.hold(self._not_asked(entry))
             return
         if call.name != entry.name:
-            self.hold(f"step {entry.key}: the journal holds a call of {entry.name}, the code now calls {call.name} at {call.where}")
+            self.hold(
+                f"step {entry.key}: the journal holds a call of {entry.name}, the code now calls {call.name} at {call.where}"
+            )
             return
         if entry.digest is not None and call.input.digest != entry.digest and not self._same_input(entry, call):
             self.hold(
@@ -163,10 +171,10 @@ class Execution:
             if value is _MISSING:
                 try:
                     value = call.info.decode_result(entry.output or "null")
-                except Exception as error:
+                except Exception as misfit:
                     self.hold(
                         f"step {entry.key}: its recorded result {_head(entry.output)} does not fit the annotation of {call.name} "
-                        f"any more ({type(error).__name__}: {_head(str(error))})"
+                        f"any more ({type(misfit).__name__}: {_head(str(misfit))})"
                     )
                     return
             future.set_result(value)
@@ -187,7 +195,9 @@ class Execution:
             due = "none" if entry.due_at is None else _moment(entry.due_at).isoformat()
             timer = self.loop.next_timer()
             have = f"its earliest timer is due {_moment(timer.due_at).isoformat()}" if timer else "it has no timer"
-            self.hold(f"entry {entry.seq}: the journal holds a timer due {due}, the code has none of that time ({have})")
+            self.hold(
+                f"entry {entry.seq}: the journal holds a timer due {due}, the code has none of that time ({have})"
+            )
 
     def _not_asked(self, entry: Entry) -> str:
         asked = [f"{c.key} at {c.where}" for c in self.open.values() if not c.abandoned]
@@ -222,7 +232,9 @@ class Execution:
 
     # ------------------------------------------------------------------ what the code calls
 
-    def call_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Policy | None) -> Pending[Any]:
+    def call_step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Policy | None
+    ) -> Pending[Any]:
         """A step is called: its key is taken and its arguments are encoded now."""
         loop = self.loop
         if loop.gone:
@@ -238,7 +250,9 @@ class Execution:
         if policy is not None and policy.key is not None:
             key = absolute_key(policy.key)
             if key in self._absolute:
-                self.hold(f"key={policy.key!r} is used twice in this run, again at {line_of(*line)}: an absolute key names one call")
+                self.hold(
+                    f"key={policy.key!r} is used twice in this run, again at {line_of(*line)}: an absolute key names one call"
+                )
             self._absolute.add(key)
         else:
             key = loop.scope().key(name)
@@ -359,7 +373,9 @@ class Execution:
             try:
                 await generators[0].aclose()
             except Exception as error:
-                self.loop.call_exception_handler({"message": f"exception while closing {generators[0]!r}", "exception": error})
+                self.loop.call_exception_handler(
+                    {"message": f"exception while closing {generators[0]!r}", "exception": error}
+                )
                 self.loop.generators.remove(generators[0])
 
     def _settle(self) -> None:
@@ -438,7 +454,7 @@ def _close(coroutine: Any) -> bool:
     for _ in range(_CLOSES_MAX):
         try:
             coroutine.close()
-        except BaseException:  # noqa: S112 - whatever a gone execution's code raises counts for nothing
+        except BaseException:  # whatever a gone execution's code raises counts for nothing
             continue
         return True
     return False

@@ -30,13 +30,17 @@ def check_name(name: str, of: str) -> str:
     name = unicodedata.normalize("NFC", name)
     bad = sorted(_FORBIDDEN.intersection(name))
     if bad:
-        raise ConfigurationError(f"{of} name {name!r} holds {bad[0]!r}: names are free of NUL and / # @ ~ =; give another with name=")
+        raise ConfigurationError(
+            f"{of} name {name!r} holds {bad[0]!r}: names are free of NUL and / # @ ~ =; give another with name="
+        )
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise ConfigurationError(f"{of} name {name!r} holds a lone surrogate: give another with name=") from None
     if size > NAME_BYTES_MAX:
-        raise ConfigurationError(f"{of} name {name[:40]!r}... has {size} bytes: at most {NAME_BYTES_MAX}; give a shorter one with name=")
+        raise ConfigurationError(
+            f"{of} name {name[:40]!r}... has {size} bytes: at most {NAME_BYTES_MAX}; give a shorter one with name="
+        )
     return name
 
 

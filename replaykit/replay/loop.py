@@ -71,7 +71,9 @@ class Scope:
         stem = self._prefix
         text = f"{stem[:-1]}.{self.children}/" if stem and stem != "@/" else f"{stem[:-1]}{self.children}/"
         if len(text) > _SCOPE_CHARS_MAX:
-            raise ConfigurationError(f"tasks are nested so deeply that the step key would begin with {text[:60]!r}...: flatten them")
+            raise ConfigurationError(
+                f"tasks are nested so deeply that the step key would begin with {text[:60]!r}...: flatten them"
+            )
         return text
 
     def count(self, name: str) -> int:
@@ -127,7 +129,9 @@ class _Ready(asyncio.Handle):
 
     __slots__ = ("args", "callback", "dropped", "own_context")
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None) -> None:
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
         self.callback = callback
         self.args = args
         self.own_context = context if context is not None else contextvars.copy_context()
@@ -152,7 +156,12 @@ class _Timer(asyncio.TimerHandle):
     __slots__ = ("due_at", "number")
 
     def __init__(
-        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: RunLoop, context: contextvars.Context | None
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: RunLoop,
+        context: contextvars.Context | None,
     ) -> None:
         super().__init__(when, callback, args, loop, context)
         self.number = 0
@@ -294,12 +303,12 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.ready.append(first)
         return True
 
-    def call_later(
+    def call_later(  # type: ignore[override]  # the typeshed's TypeVarTuple adds nothing here
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         self._check()
@@ -327,7 +336,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------ callbacks, futures, tasks
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         if self.gone:
@@ -341,12 +350,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         if events._get_running_loop() is not self:
             what = getattr(callback, "__qualname__", None) or repr(callback)
-            self.execution.hold_from_outside(f"{what} ran outside a step: a thread called back into the run; call it through step(...)")
+            self.execution.hold_from_outside(
+                f"{what} ran outside a step: a thread called back into the run; call it through step(...)"
+            )
             return _Ready(callback, args, context)
         return self.call_soon(callback, *args, context=context)
 
@@ -366,7 +377,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         if _called_by_as_completed(sys._getframe(1)) and isinstance(coro, types.CoroutineType):
             coro.close()
             raise TypeError(
-                "asyncio.as_completed over bare coroutines has no fixed order: wrap each in asyncio.create_task(...), or pass step(...) calls"
+                "asyncio.as_completed over bare coroutines has no fixed order: "
+                "wrap each in asyncio.create_task(...), or pass step(...) calls"
             )
         parent = asyncio.current_task(self) if self.draining else None
         above = parent.scope if isinstance(parent, RunTask) else self.callback_scope
@@ -460,14 +472,13 @@ def _refuse_unordered(futures: Any) -> None:
     if len(futures) > 1 and not all(isinstance(f, RunTask | RunFuture) for f in futures):
         odd = next(f for f in futures if not isinstance(f, RunTask | RunFuture))
         raise TypeError(
-            f"asyncio.wait over a {type(odd).__name__.strip('_')} has no fixed order: wrap each gather(...) in a coroutine and asyncio.create_task"
+            f"asyncio.wait over a {type(odd).__name__.strip('_')} has no fixed order: "
+            "wrap each gather(...) in a coroutine and asyncio.create_task"
         )
 
 
 _ENSURE: Final = {
-    f.__code__
-    for f in (getattr(asyncio.tasks, n, None) for n in ("ensure_future", "_ensure_future"))
-    if f is not None
+    f.__code__ for f in (getattr(asyncio.tasks, n, None) for n in ("ensure_future", "_ensure_future")) if f is not None
 }
 
 
@@ -484,6 +495,7 @@ def _called_by_as_completed(frame: types.FrameType | None) -> bool:
 
 
 # ---------------------------------------------------------------------- wait_for of 3.11
+
 
 async def _wait_for(fut: Any, timeout: float | None) -> Any:
     """3.12's `asyncio.wait_for`, over `asyncio.timeout`.

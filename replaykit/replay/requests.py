@@ -36,7 +36,19 @@ class Policy:
 class CallStep:
     """Command: call this step. Also the execution's record of the request until its entry comes."""
 
-    __slots__ = ("abandoned", "context", "function", "future", "info", "input", "key", "line", "name", "number", "policy")
+    __slots__ = (
+        "abandoned",
+        "context",
+        "function",
+        "future",
+        "info",
+        "input",
+        "key",
+        "line",
+        "name",
+        "number",
+        "policy",
+    )
 
     def __init__(
         self,
@@ -160,5 +172,3 @@ class Pending(Coroutine[Any, Any, T_co]):
     def __del__(self) -> None:
         if self._generator is None:
             self._asker.dropped(self._call)
-
-

@@ -24,6 +24,7 @@ from replaykit.replay.tags import name_of
 __all__ = ["BoundInput", "FunctionInfo", "describe", "same_input", "shorten_input"]
 
 _EMPTY: Final = inspect.Parameter.empty
+_CALL: Final = '{"~call":'  # a start by name that nobody could bind (SQL's start()): args and kwargs as they were given
 _OPAQUE: Final = "~type"  # {"~type": "httpx.AsyncClient"}: an argument that can't be journaled, by its type's name
 _SHORTENED: Final = "~sha256"  # {"~sha256": ..., "size": ..., "head": ...}: an input too large to be kept
 
@@ -185,6 +186,12 @@ class FunctionInfo:
         Raises:
             ValueError: the input does not fit today's annotations, or was too large to be kept.
         """
+        if text.startswith(_CALL):
+            call = json.loads(text)["~call"]
+            if isinstance(call, list):
+                call = {"args": call}
+            bound = self.validate_input(call.get("args", []), call.get("kwargs", {}))
+            return self.decode_arguments(bound.text, bound.live)
         only = self._only
         if only is not None and not live and text.startswith(only):
             return (self._plain[0][2].decode(text[len(only) : -1]),), {}

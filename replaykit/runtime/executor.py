@@ -7,6 +7,7 @@ event loop, and `_pump` carries out what it answers.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,7 @@ class Body:
     started_at: int
     task: asyncio.Task[None] | asyncio.Future[None]
     is_async: bool
+    context: contextvars.Context
     stopping: bool = False  # cancelled by this worker's drain: it will run again
     given_up: bool = False  # cancelled by the code: its outcome no longer counts
 
@@ -171,9 +173,13 @@ class Executor:
             seed=run.seed,
             started_at=run.started_at,
             drain_callbacks_max=self.shop.settings.drain_callbacks_max,
-            on_outside=lambda: self._host.call_soon_threadsafe(self.tick),
+            on_outside=self._held_from_outside,
         )
         return Driver(run, execution, new_id=self.shop.new_id, settings=self.shop.settings)
+
+    def _held_from_outside(self) -> None:
+        """In a foreign thread."""
+        self._host.call_soon_threadsafe(self.tick)
 
     async def _load(self, run: ClaimedRun, old: Driver | None) -> None:
         """Replay a long journal, page by page and in slices, so that the worker's loop stays alive."""
@@ -372,7 +378,7 @@ class Executor:
                 self.shop.threads, context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings
             )
             task = work  # type: ignore[assignment]
-        body = Body(call, action.attempt, started_at, task, call.info.is_async)
+        body = Body(call, action.attempt, started_at, task, call.info.is_async, context)
         self.bodies[call.key] = body
         if not call.info.is_async:
             self.shop.threads_alive[id(body)] = body
@@ -382,12 +388,15 @@ class Executor:
         self, call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, started_at: int
     ) -> None:
         CURRENT_STEP.set(info)
+        await self._await_outcome(call, lambda: call.function(*args, **kwargs), started_at)
+
+    async def _await_outcome(self, call: CallStep, body: Callable[[], Any], started_at: int) -> None:
         try:
-            value = await call.function(*args, **kwargs)
+            value = await body()
             outcome = result_outcome(call.info, value, started_at, self.shop.settings)
         except asyncio.CancelledError as error:
-            body = self.bodies.get(call.key)
-            if body is not None and body.stopping:
+            running = self.bodies.get(call.key)
+            if running is not None and running.stopping:
                 self._host.call_soon(self._stopped, call.key)
                 return
             outcome = error_outcome(error, started_at)
@@ -402,7 +411,23 @@ class Executor:
                 self._stopped(key)
             return
         error = done.exception()
-        self._ended(key, body.task, error_outcome(error, body.started_at) if error is not None else done.result())
+        result = error_outcome(error, body.started_at) if error is not None else done.result()
+        if isinstance(result, BodyOutcome):
+            self._ended(key, body.task, result)
+        elif self.bodies.get(key) is not body or body.stopping:
+            result.close()  # given up meanwhile
+            if body.stopping:
+                self._stopped(key)
+        else:
+            # A plain function around an async one, as many decorators leave it: the rest is awaited here.
+            body.is_async = True
+            body.task = self._host.create_task(self._run_rest(body, result), context=body.context)
+
+    async def _run_rest(self, body: Body, coroutine: Coroutine[Any, Any, Any]) -> None:
+        async def rest() -> Any:
+            return await coroutine
+
+        await self._await_outcome(body.call, rest, body.started_at)
 
     def _ended(self, key: str, task: Any, outcome: BodyOutcome) -> None:
         body = self.bodies.get(key)
@@ -439,16 +464,13 @@ def _run_sync(
     info: StepInfo,
     started_at: int,
     settings: Settings,
-) -> BodyOutcome:
-    """A sync body, in a thread; also encodes its outcome there."""
+) -> BodyOutcome | Coroutine[Any, Any, Any]:
+    """A sync body, in a thread; also encodes its outcome there. A coroutine that it returned is for the loop to await."""
     CURRENT_STEP.set(info)
     try:
         value = call.function(*args, **kwargs)
-        if isinstance(value, Coroutine):
-            value.close()
-            raise TypeError(f"{call.name} returned a coroutine: declare it with `async def`, so that it runs as an async step")
     except BaseException as error:
         return error_outcome(error, started_at)
+    if isinstance(value, Coroutine):
+        return value
     return result_outcome(call.info, value, started_at, settings)
-
-

@@ -41,6 +41,7 @@ from replaykit.postgres.schema import Bound, done_channel, work_channel
 from replaykit.replay.calls import Workflow
 from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry
+from replaykit.replay.tags import remember_modules
 from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.executor import Executor, Shop
@@ -138,6 +139,7 @@ class Worker:
         Raises:
             DatabaseUnreachable, SchemaMismatch: the database cannot be used.
         """
+        remember_modules()
         stack = contextlib.AsyncExitStack()
         try:
             await self._open(stack)
@@ -145,7 +147,9 @@ class Worker:
             await stack.aclose()
             raise
         self._stack = stack
-        log.info("worker_started", worker=str(self.worker_id), workflows=sorted(self.workflows), queues=list(self.queues))
+        log.info(
+            "worker_started", worker=str(self.worker_id), workflows=sorted(self.workflows), queues=list(self.queues)
+        )
 
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Drain: claim nothing, let bodies finish for the grace period, hand every run back.
@@ -223,6 +227,10 @@ class Worker:
 
     async def _take_lease(self) -> None:
         host = asyncio.get_running_loop()
+
+        def on_lost() -> None:
+            host.call_soon_threadsafe(self._lease_lost)
+
         self._heartbeat = Heartbeat(
             self._database,
             self.worker_id,
@@ -230,7 +238,7 @@ class Worker:
             clock=self._clock,
             register=self._register(),
             snapshot=self._snapshot,
-            on_lost=lambda: host.call_soon_threadsafe(self._lease_lost),
+            on_lost=on_lost,
             exit_on_expiry=self._supervised,
             busy=lambda: self.bodies > 0,
         )
@@ -257,7 +265,9 @@ class Worker:
         """Wait until no run is in memory (or none that could leave), at most that long."""
         end = time.monotonic() + seconds
         while self._executors:
-            if async_only and all(all(not b.is_async for b in e.bodies.values()) and e.bodies for e in self._executors.values()):
+            if async_only and all(
+                all(not b.is_async for b in e.bodies.values()) and e.bodies for e in self._executors.values()
+            ):
                 return
             self._quiet.clear()
             left = end - time.monotonic()
@@ -485,7 +495,9 @@ class Worker:
 
     async def page(self, run: ClaimedRun, after_seq: int) -> list[Entry] | None:
         """The next page of a long journal; empty at its end, None if the lease is another's."""
-        return journal.parse_page(await self._ask_until_answered(journal.read_journal(run.id, run.token, after_seq, PAGE_ENTRIES)))
+        return journal.parse_page(
+            await self._ask_until_answered(journal.read_journal(run.id, run.token, after_seq, PAGE_ENTRIES))
+        )
 
     async def renew_token(self, run: ClaimedRun) -> ClaimedRun | None:
         """A new token by a statement of its own: it waits for an attempt in flight and fences a later one."""
@@ -502,7 +514,9 @@ class Worker:
 
 def _by_name(workflows: Sequence[Workflow[..., Any]]) -> dict[str, Workflow[..., Any]]:
     if not workflows:
-        raise ConfigurationError("a worker without workflows has nothing to do: give it at least one in workflows=[...]")
+        raise ConfigurationError(
+            "a worker without workflows has nothing to do: give it at least one in workflows=[...]"
+        )
     found: dict[str, Workflow[..., Any]] = {}
     for one in workflows:
         if not isinstance(one, Workflow):
@@ -510,7 +524,8 @@ def _by_name(workflows: Sequence[Workflow[..., Any]]) -> dict[str, Workflow[...,
         other = found.setdefault(one.name, one)
         if other is not one:
             raise ConfigurationError(
-                f"two workflows are called {one.name!r}, in {other.module} and in {one.module}: give one another name with @workflow(name=...)"
+                f"two workflows are called {one.name!r}, in {other.module} and in {one.module}: "
+                "give one another name with @workflow(name=...)"
             )
     return found
 

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
-import psycopg
 import structlog
 
 from replaykit.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, WRITERS
 from replaykit.postgres import journal
-from replaykit.postgres.database import Connection, Database, first_line, is_refusal
+from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_refusal
 from replaykit.replay.entries import Unit, Verdict
 
 __all__ = ["Answer", "Writer"]
@@ -52,7 +51,9 @@ class Writer:
         """
         for shard in self._shards:
             await shard.open()
-        self._tasks = [asyncio.create_task(shard.run(), name=f"replaykit-writer-{n}") for n, shard in enumerate(self._shards)]
+        self._tasks = [
+            asyncio.create_task(shard.run(), name=f"replaykit-writer-{n}") for n, shard in enumerate(self._shards)
+        ]
 
     def put(self, unit: Unit, answer: Answer) -> None:
         """Send a unit; `answer` is called on the event loop once its fate is known. At most one unit of a run at a time."""
@@ -144,7 +145,7 @@ class _Shard:
                 if not is_refusal(error):
                     await self._recover(error, failures)
                     failures += 1
-                    if len(batch) > 1 and _is_lock_timeout(error):
+                    if len(batch) > 1 and is_lock_timeout(error):
                         break
                     continue
                 if len(batch) == 1:
@@ -159,7 +160,7 @@ class _Shard:
         await self._write(batch[middle:])
 
     async def _recover(self, error: Exception, failures: int) -> None:
-        if failures == 0 and not _is_lock_timeout(error):
+        if failures == 0 and not is_lock_timeout(error):
             log.warning("journal_write_failed", error=first_line(error), retrying=True)
         if self._connection is not None and self._connection.closed:
             connection, self._connection = self._connection, None
@@ -190,7 +191,3 @@ async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict
 
 def _is_one_entry(unit: Unit) -> bool:
     return len(unit.entries) == 1 and unit.change is None and unit.note is None
-
-
-def _is_lock_timeout(error: Exception) -> bool:
-    return isinstance(error, psycopg.errors.LockNotAvailable)

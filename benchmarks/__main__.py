@@ -1,0 +1,265 @@
+"""`make bench`: must, goal and measured for every figure of the design; exits 1 if a must is missed.
+
+Ratios are taken within one run on one server, as the median of alternating pairs, because machines are noisy.
+`--quick` measures less of everything, to see that it works. `--markdown` prints the table as docs/performance.md has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.server import ROOT, database, run_part, scratch, server
+
+console = Console()
+
+
+@dataclass
+class Row:
+    """One figure. `met` and `reached` say whether the must and the goal hold."""
+
+    figure: str
+    must: str
+    goal: str
+    measured: str
+    met: bool | None
+    reached: bool | None
+
+
+@dataclass
+class Sizes:
+    """How much is measured."""
+
+    pairs: int = 5
+    steps: int = 50
+    single: int = 500
+    short_runs: int = 5_000
+    replay: int = 50_000
+    waiting: int = 100_000
+    killed: int = 1_000
+
+
+QUICK = Sizes(pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100)
+
+
+def one(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only line."""
+    (row,) = rows
+    return row
+
+
+def throughput(dsn: str, sizes: Sizes) -> list[Row]:
+    """Steps a second with many runs, and the time of a step in one run, both over a bare INSERT."""
+    many: list[float] = []
+    single: list[float] = []
+    seen: list[tuple[float, float, float]] = []
+    for n in range(sizes.pairs):
+        raw = one(run_part("peers", "raw-single", scratch(dsn, f"raw_{n}")))
+        fast = one(run_part("throughput", database(dsn, f"many_{n}"), "100", str(sizes.steps)))
+        raw_again = one(run_part("peers", "raw-single", scratch(dsn, f"raw_{n}b")))
+        alone = one(run_part("throughput", database(dsn, f"one_{n}"), "1", str(sizes.single)))
+        many.append(fast["steps_per_s"] / raw["steps_per_s"])
+        single.append(alone["ms_per_step"] / raw_again["ms_per_step"])
+        seen.append((fast["steps_per_s"], alone["ms_per_step"], raw["steps_per_s"]))
+    a, b = statistics.median(many), statistics.median(single)
+    steps, ms, raw_rate = (statistics.median(column) for column in zip(*seen, strict=True))
+    return [
+        Row(
+            "durable steps/s, 100 runs, over raw-single",
+            "4x",
+            "8x",
+            f"{a:.1f}x ({steps:,.0f}/s over {raw_rate:,.0f}/s)",
+            a >= 4,
+            a >= 8,
+        ),
+        Row("one run, ms a step over raw-single", "2.0x", "1.5x", f"{b:.2f}x ({ms:.3f} ms)", b <= 2.0, b <= 1.5),
+    ]
+
+
+def replay(_: str, sizes: Sizes) -> list[Row]:
+    """Replay in process."""
+    rate = max(one(run_part("replay", str(sizes.replay)))["steps_per_s"] for _ in range(2))
+    return [
+        Row(
+            "replay, steps/s, decode and digest included",
+            "100,000",
+            "200,000",
+            f"{rate:,.0f}",
+            rate >= 100_000,
+            rate >= 200_000,
+        )
+    ]
+
+
+def short_runs(dsn: str, sizes: Sizes) -> list[Row]:
+    """Runs of three steps, started before."""
+    rates = [
+        one(run_part("throughput", database(dsn, f"short_{n}"), str(sizes.short_runs), "3"))["runs_per_s"]
+        for n in range(min(3, sizes.pairs))
+    ]
+    rate = statistics.median(rates)
+    return [
+        Row(
+            "3-step runs/s, claimed and finished by one process",
+            "2,000",
+            "5,000",
+            f"{rate:,.0f}",
+            rate >= 2_000,
+            rate >= 5_000,
+        )
+    ]
+
+
+def waiting(dsn: str, sizes: Sizes) -> list[Row]:
+    """What waiting runs cost."""
+    few, many = run_part("waiting", database(dsn, "waiting"), str(sizes.waiting), timeout=1_800)
+    grown = many["rss_mb"] - few["rss_mb"]
+    more = many["buffers"] - few["buffers"]
+    # One more level of an index is two or three buffers: equal means that it does not grow with the runs.
+    met = grown <= 20 and more <= 4
+    measured = f"RSS {grown:+.1f} MB, buffers {few['buffers']} -> {many['buffers']} ({few['waiting']:,} -> {many['waiting']:,})"
+    return [
+        Row(
+            "waiting runs, 1,000 to 100,000: worker RSS, buffers of a claim",
+            "+20 MB, equal",
+            "same at 1,000,000",
+            measured,
+            met,
+            None,
+        )
+    ]
+
+
+def recovery(dsn: str, sizes: Sizes) -> list[Row]:
+    """How soon runs go on after kill -9."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = str(Path(folder) / "worker.log")
+        child = one(run_part("recovery", "child", database(dsn, "child"), str(sizes.killed), "30", log))
+        whole = one(run_part("recovery", "worker", database(dsn, "worker"), str(min(sizes.killed, 200)), "3", log))
+    resumed = child["first_entry_s"] - child["body_s"]
+    late = whole["first_entry_s"] - whole["body_s"]
+    lease = whole["lease_seconds"]
+    return [
+        Row(
+            f"kill -9 of a child, {sizes.killed:,} runs in flight: first resumed, all finish",
+            "1 s",
+            "0.2 s",
+            f"{resumed:.2f} s, all finished: {child['all_finished']}",
+            resumed <= 1 and child["all_finished"],
+            resumed <= 0.2,
+        ),
+        Row(
+            "kill -9 of a whole worker, another alive: first resumed",
+            "lease + 1 s",
+            "same",
+            f"lease {late - lease:+.2f} s, all finished: {whole['all_finished']}",
+            late <= lease + 1 and whole["all_finished"],
+            late <= lease + 1,
+        ),
+    ]
+
+
+def peers(dsn: str, _: Sizes) -> list[Row]:
+    """The peers in the same run; no must, but what the figures stand beside."""
+    python = ROOT / ".venv-peers" / "bin" / "python"
+    rows: list[Row] = []
+    raw = one(run_part("peers", "raw-single", scratch(dsn, "raw_peers")))
+    batch = one(run_part("peers", "raw-batch", scratch(dsn, "batch_peers")))
+    ours = {
+        runs: one(run_part("throughput", database(dsn, f"beside_{runs}"), str(runs), str(steps)))
+        for runs, steps in ((1, 200), (100, 20))
+    }
+    rows.append(
+        Row(
+            "raw-batch (100 rows an INSERT) over raw-single",
+            "",
+            "",
+            f"{batch['steps_per_s'] / raw['steps_per_s']:.1f}x",
+            None,
+            None,
+        )
+    )
+    for peer in ("dbos", "absurd"):
+        if not python.exists():
+            rows.append(Row(f"{peer}: not installed here (make bench makes .venv-peers)", "", "", "", None, None))
+            continue
+        try:
+            found = run_part("peers", peer, scratch(dsn, f"peer_{peer}"), python=str(python), timeout=180)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            rows.append(Row(f"{peer}: did not run ({str(error).splitlines()[-1][:60]})", "", "", "", None, None))
+            continue
+        for line in found:
+            mine = ours[line["runs"]]["steps_per_s"]
+            text = f"{mine / line['steps_per_s']:.1f}x ({mine:,.0f} over {line['steps_per_s']:,.0f} steps/s)"
+            rows.append(Row(f"replaykit over {peer}, {line['runs']} run(s)", "", "", text, None, None))
+    return rows
+
+
+PARTS: dict[str, Callable[[str, Sizes], list[Row]]] = {
+    "throughput": throughput,
+    "replay": replay,
+    "short": short_runs,
+    "recovery": recovery,
+    "waiting": waiting,
+    "peers": peers,
+}
+
+
+def show(rows: list[Row], markdown: bool) -> None:
+    """The table."""
+    words = {True: "yes", False: "NO", None: ""}
+    if markdown:
+        print("| figure | must | goal | measured | must met | goal reached |\n|---|---|---|---|---|---|")
+        for r in rows:
+            print(f"| {r.figure} | {r.must} | {r.goal} | {r.measured} | {words[r.met]} | {words[r.reached]} |")
+        return
+    table = Table("figure", "must", "goal", "measured", "must met", "goal reached", title="replaykit benchmarks")
+    for r in rows:
+        table.add_row(
+            r.figure,
+            r.must,
+            r.goal,
+            r.measured,
+            words[r.met],
+            words[r.reached],
+            style="red" if r.met is False else None,
+        )
+    console.print(table)
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="measure less of everything")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone (may be given several times)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    with server() as dsn:
+        for name, part in PARTS.items():
+            if options.only and name not in options.only:
+                continue
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+            rows += part(dsn, QUICK if options.quick else Sizes())
+    show(rows, options.markdown)
+    missed = [r.figure for r in rows if r.met is False]
+    if missed and not options.quick:
+        print(f"missed: {'; '.join(missed)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
