@@ -31,6 +31,9 @@ class WorkerConfig(BaseModel):
     processes: Annotated[int, Field(ge=1)] = 1
     """Children of the parent."""
 
+    spare: bool = True
+    """Keep one more child that has imported everything and waits to replace one that dies: half a second less."""
+
     lifespan: str | None = None
     """`MODULE:NAME` of an async context manager that is entered before the first claim."""
 

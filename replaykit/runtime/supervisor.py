@@ -42,6 +42,9 @@ __all__ = ["EXIT_CONFIGURATION", "WorkerConfig", "run_workers"]
 
 log = structlog.get_logger("replaykit")
 
+SPARE: Final = -1
+"""The number of the slot of the spare child."""
+
 EXIT_CONFIGURATION: Final = 2
 """A child's, and then the parent's, exit code: it cannot start as it was told; the sentence is on stderr."""
 
@@ -97,7 +100,7 @@ class Stage(enum.IntEnum):
 class Child:
     """One incarnation: a process, its pipes, and the id under which it holds leases."""
 
-    worker_id: UUID
+    worker_id: UUID | None  # None: a spare, which has imported all and waits for its incarnation
     process: subprocess.Popen[bytes]
     lifeline: int | None  # the write end; None once closed
     status: int  # the read end
@@ -111,7 +114,7 @@ class Child:
 class Slot:
     """A place for a child, filled again when it dies."""
 
-    number: int
+    number: int  # -1: the spare's
     child: Child | None = None
     quick_deaths: int = 0
     spawn_at: float = field(default=0.0)  # monotonic
@@ -133,6 +136,7 @@ class Supervisor:
         self._config_line = as_line(config)
         self._arrived = arrived
         self._slots = [Slot(number) for number in range(config.processes)]
+        self._spare = Slot(SPARE)
         self._selector = selectors.DefaultSelector()
         self._wakeup = wakeup
         self._releases = Releases(config)
@@ -149,12 +153,11 @@ class Supervisor:
             while self._turn():
                 pass
         finally:
-            for slot in self._slots:  # after an error of ours: the children end as orphans do
-                if slot.child is not None:
-                    _close_lifeline(slot.child)
+            for _, child in self._children():  # after an error of ours: the children end as orphans do
+                _close_lifeline(child)
             self._releases.finish()
             self._selector.close()
-        log.info("worker_stopped", exit_code=self._exit_code)
+        log.info("workers_stopped", exit_code=self._exit_code)
         return self._exit_code
 
     def _turn(self) -> bool:
@@ -163,10 +166,10 @@ class Supervisor:
         if self._stage_ends is not None and now >= self._stage_ends:
             self._advance(Stage(min(self._stage + 1, Stage.KILLING)))
         if self._stage is Stage.RUNNING:
-            for slot in self._slots:
-                if slot.child is None and slot.spawn_at <= now:
+            for slot in self._empty_slots():
+                if slot.spawn_at <= now:
                     self._fill(slot)
-        elif all(slot.child is None for slot in self._slots):
+        elif not self._children():
             return False
         for key, _ in self._selector.select(self._seconds_to_wait()):
             if key.data is None:
@@ -176,28 +179,54 @@ class Supervisor:
                 self._read_status(key.data)
         while self._arrived:
             self._take_signal(self._arrived.popleft())
-        for slot in self._slots:
-            if slot.child is not None and slot.child.process.poll() is not None:
-                self._bury(slot, slot.child)
+        for slot, child in self._children():
+            if child.process.poll() is not None:
+                self._bury(slot, child)
         return True
 
+    def _children(self) -> list[tuple[Slot, Child]]:
+        return [(slot, slot.child) for slot in (*self._slots, self._spare) if slot.child is not None]
+
+    def _empty_slots(self) -> list[Slot]:
+        """Those to be filled. The spare comes when all is well: a child has been ready, and none is missing."""
+        empty = [slot for slot in self._slots if slot.child is None]
+        if not empty and self._config.spare and self._ever_ready and self._spare.child is None:
+            return [self._spare]
+        return empty
+
     def _seconds_to_wait(self) -> float | None:
-        moments = [slot.spawn_at for slot in self._slots if slot.child is None and self._stage is Stage.RUNNING]
+        moments = [slot.spawn_at for slot in self._empty_slots()] if self._stage is Stage.RUNNING else []
         if self._stage_ends is not None:
             moments.append(self._stage_ends)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _fill(self, slot: Slot) -> None:
+        """The spare takes the place, if there is one: it has only its lease to take, not all to import."""
         try:
-            slot.child = self._spawn(slot.number)
+            if slot is not self._spare and self._spare.child is not None:
+                slot.child, self._spare.child = self._spare.child, None
+            else:
+                slot.child = self._spawn()
         except OSError as error:  # no memory, no process, no descriptor left: the machine's trouble may pass
             log.error("child_not_started", child=slot.number, error=str(error))
             slot.spawn_at = time.monotonic() + RESPAWN_READY_SECONDS_MAX
+            return
+        if slot is self._spare:
+            log.info("spare_started", pid=slot.child.process.pid)
+        else:
+            self._commission(slot.number, slot.child)
 
-    def _spawn(self, slot: int) -> Child:
+    def _commission(self, slot: int, child: Child) -> None:
+        """Gives a child its id: from now on it may hold leases."""
+        worker_id = uuid4()
+        child.worker_id = worker_id
+        child.started = time.monotonic()
+        _write_line(child, as_line(Incarnation(worker_id=worker_id, slot=slot)))
+        log.info("child_started", child=slot, pid=child.process.pid, worker=str(worker_id))
+
+    def _spawn(self) -> Child:
         lifeline_read, lifeline_write = os.pipe()  # not inheritable: only this process ever holds the write end
         status_read, status_write = os.pipe()
-        worker_id = uuid4()
         arguments = [str(lifeline_read), str(status_write), str(os.getpid())]
         try:
             process = subprocess.Popen(
@@ -211,13 +240,10 @@ class Supervisor:
         finally:
             os.close(lifeline_read)
             os.close(status_write)
-        child = Child(worker_id, process, lifeline_write, status_read, time.monotonic())
-        with contextlib.suppress(BrokenPipeError):  # dead already: waitpid will say so
-            os.write(lifeline_write, self._config_line)
-            os.write(lifeline_write, as_line(Incarnation(worker_id=worker_id, slot=slot)))
+        child = Child(None, process, lifeline_write, status_read, time.monotonic())
+        _write_line(child, self._config_line)
         os.set_blocking(status_read, False)
         self._selector.register(status_read, selectors.EVENT_READ, child)
-        log.info("child_started", child=slot, pid=process.pid, worker=str(worker_id))
         return child
 
     def _read_status(self, child: Child) -> None:
@@ -251,7 +277,8 @@ class Supervisor:
         """After waitpid: hand back its runs, then decide about the next one."""
         code = child.process.returncode
         killed_by_us = self._stage is Stage.KILLING
-        self._releases.add(child.worker_id, recovered=code not in (0, EXIT_LEASE_LOST) and not killed_by_us)
+        if child.worker_id is not None:
+            self._releases.add(child.worker_id, recovered=code not in (0, EXIT_LEASE_LOST) and not killed_by_us)
         self._read_status(child)
         with contextlib.suppress(KeyError):
             self._selector.unregister(child.status)
@@ -259,7 +286,7 @@ class Supervisor:
         _close_lifeline(child)
         slot.child = None
         lived = time.monotonic() - child.started
-        asked = self._stage is not Stage.RUNNING and code in (0, EXIT_LEASE_LOST)
+        asked = self._stage is not Stage.RUNNING and code in (0, EXIT_LEASE_LOST, -signal.SIGTERM)
         tell = log.info if asked else log.warning
         tell("child_ended", child=slot.number, pid=child.process.pid, **_cause(code), seconds=round(lived, 3))
         if code == EXIT_CONFIGURATION and not self._ever_ready:
@@ -293,8 +320,8 @@ class Supervisor:
         self._stage = stage
         settings = self._config.settings
         now = time.monotonic()
-        log.info("worker_stopping", stage=stage.name.lower())
-        for child in [slot.child for slot in self._slots if slot.child is not None]:
+        log.info("workers_stopping", stage=stage.name.lower())
+        for _, child in self._children():
             if stage is Stage.DRAINING:
                 child.process.terminate()
             elif stage is Stage.ABANDONING:
@@ -382,6 +409,12 @@ class Releases:
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.close()
+
+
+def _write_line(child: Child, line: bytes) -> None:
+    if child.lifeline is not None:
+        with contextlib.suppress(BrokenPipeError):  # dead already: waitpid will say so
+            os.write(child.lifeline, line)
 
 
 def _close_lifeline(child: Child) -> None:

@@ -23,15 +23,18 @@ class Parent:
     """A parent process; its events so far are `events`."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.run_parent"],
+            [sys.executable, "-m", "tests.runtime.run_parent", str(writing)],
+            pass_fds=[writing],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        os.close(writing)
+        self._events = os.fdopen(reading)
         self.events: list[dict[str, Any]] = []
         self.stderr = ""
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
@@ -71,19 +74,17 @@ class Parent:
     def close(self) -> None:
         """Lets go of its pipes, when nobody writes to them any more."""
         self.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        self._events.close()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
     def child_pids(self) -> list[int]:
         """Of all children ever started."""
-        return [e["pid"] for e in self.seen("child_started")]
+        return sorted({e["pid"] for e in [*self.seen("child_started"), *self.seen("spare_started")]})
 
     def _read_events(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self.events.append(json.loads(line))
+        for line in self._events:
+            self.events.append(json.loads(line))
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None

@@ -1,7 +1,8 @@
-"""The parent of a worker as a process of its own, its events as JSON on stdout. The configuration is on stdin."""
+"""The parent of a worker as a process of its own: configuration on stdin, events as JSON on the descriptor in argv."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import structlog
@@ -9,5 +10,10 @@ import structlog
 from replaykit.runtime.supervisor import WorkerConfig, run_workers
 
 if __name__ == "__main__":
-    structlog.configure(processors=[structlog.processors.JSONRenderer()])
+    # Not stdout, which the children have too: a line of theirs could stand in the middle of one of ours.
+    events = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    os.set_inheritable(events.fileno(), False)
+    structlog.configure(
+        processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory(events)
+    )
     sys.exit(run_workers(WorkerConfig.model_validate_json(sys.stdin.readline())))

@@ -56,7 +56,7 @@ def interrupt_until(parent: Parent, stage: str) -> None:
 
     def pressed() -> bool:
         parent.signal(signal.SIGINT)
-        return bool(parent.seen("worker_stopping", stage=stage))
+        return bool(parent.seen("workers_stopping", stage=stage))
 
     eventually(pressed, stage)
 
@@ -86,6 +86,31 @@ def test_a_dead_child_is_replaced_under_a_new_id(dsn: str) -> None:
         assert second["worker"] != first["worker"]
 
 
+def test_a_dead_child_is_replaced_by_a_spare_that_has_imported_everything(dsn: str) -> None:
+    """Half a second less in which its runs wait; and another spare takes its place in turn."""
+    with running(config(dsn, "fine")) as parent:
+        first, spare = parent.wait_for("child_ready"), parent.wait_for("spare_started")
+        assert run_row(dsn, give_run(dsn, first["worker"]))[0] == "running"
+
+        os.kill(first["pid"], signal.SIGKILL)
+
+        second = parent.wait_for("child_ready", times=2)
+        assert second["pid"] == spare["pid"]
+        assert parent.wait_for("spare_started", times=2)["pid"] not in (first["pid"], second["pid"])
+
+
+def test_a_spare_that_dies_is_replaced_and_releases_nothing(dsn: str) -> None:
+    """It has no id yet."""
+    with running(config(dsn, "fine")) as parent:
+        parent.wait_for("child_ready")
+        os.kill(parent.wait_for("spare_started")["pid"], signal.SIGKILL)
+
+        parent.wait_for("spare_started", times=2)
+
+        assert len(parent.seen("child_ready")) == 1
+        assert not parent.seen("runs_released")
+
+
 def test_a_clean_exit_is_no_recovery(dsn: str) -> None:
     """What a child left behind on request is nobody's fault."""
     with running(config(dsn, "fine")) as parent:
@@ -106,7 +131,7 @@ def test_sigterm_ends_all_children_and_then_the_parent(dsn: str) -> None:
 
         assert parent.wait() == 0
         assert [pid for pid in parent.child_pids() if lives(pid)] == []
-        assert len(parent.child_pids()) == 3
+        assert len(parent.seen("child_started")) == 3
 
 
 def test_a_second_sigint_closes_the_lifelines_and_a_third_kills(dsn: str) -> None:
@@ -115,7 +140,7 @@ def test_a_second_sigint_closes_the_lifelines_and_a_third_kills(dsn: str) -> Non
         pid = parent.wait_for("child_ready")["pid"]
 
         parent.signal(signal.SIGINT)
-        parent.wait_for("worker_stopping", stage="draining")
+        parent.wait_for("workers_stopping", stage="draining")
         for stage in ("abandoning", "killing"):  # one too soon after the last counts as the same
             interrupt_until(parent, stage)
 
@@ -140,12 +165,12 @@ def test_a_second_sigterm_changes_nothing(dsn: str) -> None:
         parent.wait_for("child_ready")
 
         parent.signal(signal.SIGTERM)
-        parent.wait_for("worker_stopping", stage="draining")
+        parent.wait_for("workers_stopping", stage="draining")
         parent.signal(signal.SIGTERM)
         parent.signal(signal.SIGINT)
 
-        parent.wait_for("worker_stopping", stage="abandoning")
-        assert len(parent.seen("worker_stopping", stage="draining")) == 1
+        parent.wait_for("workers_stopping", stage="abandoning")
+        assert len(parent.seen("workers_stopping", stage="draining")) == 1
 
 
 def test_a_child_that_cannot_start_ends_the_parent_with_its_sentence_once(dsn: str) -> None:
