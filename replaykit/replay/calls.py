@@ -138,6 +138,7 @@ class Step(StepCall):
 
 
 step: Final = Step()
+"""Calls a function as a step: `await step(fn, x)`; `step.options(...)`, `step.policy(...)`, `step.current()`."""
 
 
 def _policy(name: str | None, key: str | None) -> Policy:

@@ -242,6 +242,7 @@ class _Tagged(Codec):
 
 
 tagged: Final = _Tagged(Any)
+"""The codec of values whose annotation says nothing of them: each part carries a tag of what it is."""
 
 
 # --- closed annotations: pydantic -------------------------------------------------------------------------------------

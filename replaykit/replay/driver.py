@@ -116,6 +116,7 @@ class CancelBody:
 
 
 Action = StartBody | CancelBody
+"""What the executor is asked to do."""
 
 
 class Driver:

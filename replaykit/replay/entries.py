@@ -111,6 +111,7 @@ class Release:
 
 
 Change = Finish | Park | Hold | Release
+"""What a unit makes of the run's state."""
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ class CancelStep:
 
 
 Command = CallStep | CancelStep
+"""What an execution asks for."""
 
 
 class Asker(Protocol):

@@ -54,6 +54,7 @@ __all__ = ["Lifespan", "Worker"]
 log = structlog.get_logger("replaykit")
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+"""An async context manager without arguments; what it yields is `step.current().resources`."""
 
 _TICK_SECONDS: Final = 0.05  # between two signs of the loop's life, and two looks at what was postponed
 _HINT_SECONDS: Final = 0.02  # between two hints that runs have ended: each is a commit
