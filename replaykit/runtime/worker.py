@@ -287,23 +287,29 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._writer.close()
-        # The lease's row is closed last: until then nobody else may take what is still in this process.
-        if hand_back and self._heartbeat.valid():
+        for executor in list(self._executors.values()):
+            executor.drop()
+        self._shop.threads.shutdown(wait=False, cancel_futures=True)
+        try:
+            if stack is not None:
+                await stack.aclose()
+        finally:
+            await self._let_go(hand_back)
+        log.info("worker_stopped", worker=str(self.worker_id), runs_ended=self._shop.ended_runs)
+
+    async def _let_go(self, hand_back: bool) -> None:
+        """The last thing of all: until then nobody else may take what still acts in this process (sync bodies)."""
+        hand_back = hand_back and self._heartbeat.valid()
+        await asyncio.to_thread(self._heartbeat.stop)
+        if hand_back:
             try:
                 await self._ask(leases.release_worker(self.worker_id, recovered=False))
                 await self._ask(leases.stop_worker(self.worker_id))
             except Exception as error:
                 log.warning("release_failed", worker=str(self.worker_id), error=str(error))
-        await asyncio.to_thread(self._heartbeat.stop)
-        for executor in list(self._executors.values()):
-            executor.drop()
         for connection in (self._claims, self._others):
             if connection is not None:
                 await connection.close()
-        self._shop.threads.shutdown(wait=False, cancel_futures=True)
-        if stack is not None:
-            await stack.aclose()
-        log.info("worker_stopped", worker=str(self.worker_id), runs_ended=self._shop.ended_runs)
 
     # ------------------------------------------------------------------ the lease
 
