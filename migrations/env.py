@@ -19,7 +19,12 @@ def include_name(name: str | None, kind: str, parents: object) -> bool:
 
 if context.is_offline_mode():
     quoted = '"' + schema.replace('"', '""') + '"'
-    context.configure(dialect_name="postgresql", version_table_schema=schema, literal_binds=True)
+    context.configure(
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # the driver's own style would double each percent sign
+        version_table_schema=schema,
+        literal_binds=True,
+    )
     with context.begin_transaction():
         context.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
         context.execute(f"SET LOCAL search_path TO {quoted}")

@@ -72,6 +72,10 @@ _SESSION: Final = (
     " set_config('timezone', 'UTC', false)"
 )
 _TRANSACTION: Final = "select set_config('lock_timeout', %s, true)"
+
+# A migration ran under a prepared statement ("cached plan must not change result type"): psycopg, which reads the answer
+# to this, prepares anew; without it every retry would fail alike.
+_FORGET_PLANS: Final = "deallocate all"
 _LOCK_TIMEOUT: Final = f"{int(LOCK_TIMEOUT_SECONDS * 1000)}ms"
 
 
@@ -220,16 +224,24 @@ class Connection:
         if self.pooled:
             return (await self.run_all([(statement, params or {})]))[0]
         cursor = self._raw.cursor()
-        await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        try:
+            await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        except psycopg.errors.FeatureNotSupported:
+            await self._raw.execute(_FORGET_PLANS)
+            raise
         return await cursor.fetchall() if cursor.description else []
 
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
-        async with self._raw.pipeline():
-            if self.pooled:
-                await self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
-            cursors = [await self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        try:
+            async with self._raw.pipeline():
+                if self.pooled:
+                    await self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+                cursors = [await self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        except psycopg.errors.FeatureNotSupported:
+            await self._raw.execute(_FORGET_PLANS)
+            raise
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def listen(self, channel: str) -> None:
@@ -272,16 +284,24 @@ class SyncConnection:
         """Execute and commit; the rows that it returns."""
         if self.pooled:
             return self.run_all([(statement, params or {})])[0]
-        cursor = self._raw.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        try:
+            cursor = self._raw.execute(self._database.text(statement), params or {}, prepare=self._prepare)
+        except psycopg.errors.FeatureNotSupported:
+            self._raw.execute(_FORGET_PLANS)
+            raise
         return cursor.fetchall() if cursor.description else []
 
     def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip."""
         text = self._database.text
-        with self._raw.pipeline():
-            if self.pooled:
-                self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
-            cursors = [self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        try:
+            with self._raw.pipeline():
+                if self.pooled:
+                    self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+                cursors = [self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
+        except psycopg.errors.FeatureNotSupported:
+            self._raw.execute(_FORGET_PLANS)
+            raise
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     def close(self) -> None:

@@ -1,0 +1,162 @@
+"""Migrating: many at once do it once, an installed wheel needs no checkout, and what cannot work says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.postgres.migrate import current_revision, sql, upgrade
+from replaykit.postgres.schema import REVISION
+from tests.postgres.pooler import Pooler
+
+ROOT = Path(__file__).resolve().parents[2]
+
+UPGRADE = "import sys; from replaykit.postgres.migrate import upgrade; print(upgrade(sys.argv[1]))"
+
+
+def test_twenty_processes_at_once_migrate_once(empty_dsn: str) -> None:
+    """One works, the others wait and find it done."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", UPGRADE, empty_dsn],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(20)
+    ]
+    results = [(*process.communicate(timeout=240), process.returncode) for process in processes]
+
+    assert [code for _, _, code in results] == [0] * 20, results
+    assert sorted(out for out, _, _ in results) == ["False\n"] * 19 + ["True\n"]
+    with psycopg.connect(empty_dsn) as conn:
+        assert current_revision(conn, "replaykit") == REVISION
+        assert conn.execute("select count(*) from replaykit.alembic_version").fetchone() == (1,)
+
+
+@pytest.fixture(scope="session")
+def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built wheel installed in it, and nothing of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = (
+        "import sys; from hatchling.builders.wheel import WheelBuilder;"
+        " print(next(WheelBuilder('.').build(directory=sys.argv[1])))"
+    )
+    wheel = run([sys.executable, "-c", build, str(folder)], ROOT).strip().splitlines()[-1]
+    site = folder / "site"
+    run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), wheel], folder)
+    return site
+
+
+def test_an_installed_wheel_migrates_an_empty_database(wheel_site: Path, empty_dsn: str) -> None:
+    """With no checkout at hand."""
+    code = "import replaykit; print(replaykit.__file__); " + UPGRADE
+    out = run([sys.executable, "-c", code, empty_dsn], wheel_site.parent, PYTHONPATH=str(wheel_site)).splitlines()
+
+    assert Path(out[0]).is_relative_to(wheel_site)
+    assert out[1] == "True"
+    with psycopg.connect(empty_dsn) as conn:
+        assert current_revision(conn, "replaykit") == REVISION
+
+
+def test_a_wheel_carries_its_migrations_and_no_folder_of_that_name(wheel_site: Path) -> None:
+    """A `site-packages/migrations` would be everyone's."""
+    assert (wheel_site / "replaykit" / "_migrations" / "env.py").is_file()
+    assert (wheel_site / "replaykit" / "_migrations" / "script.py.mako").is_file()
+    assert sorted(p.name for p in wheel_site.iterdir() if "dist-info" not in p.name and p.name != "bin") == [
+        "replaykit"
+    ]
+
+
+def test_the_script_for_people_who_run_scripts_makes_the_same(empty_dsn: str, tmp_path: Path) -> None:
+    """`replaykit db sql`: one transaction, no function of alembic needed."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(sql("by_hand").encode())
+        assert current_revision(conn, "by_hand") == REVISION
+    upgrade(empty_dsn, "by_alembic")
+
+    with psycopg.connect(empty_dsn) as conn:
+        made = [
+            conn.execute(
+                "select table_name, column_name, udt_name, column_default from information_schema.columns"
+                " where table_schema = %s order by 1, 2",
+                [schema],
+            ).fetchall()
+            for schema in ("by_hand", "by_alembic")
+        ]
+        functions = conn.execute(
+            "select proconfig from pg_proc where proname = 'start' order by pronamespace"
+        ).fetchall()
+    assert made[0] == made[1]
+    assert {str(f[0]) for f in functions} == {"['search_path=by_hand']", "['search_path=by_alembic']"}
+
+
+def test_an_unknown_revision_for_a_script_is_refused() -> None:
+    """With the names there are."""
+    with pytest.raises(ConfigurationError, match="revision 'x' is unknown; there are 0001"):
+        sql(since="x")
+
+
+def test_a_newer_schema_is_left_alone(dsn: str) -> None:
+    """By an older release."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("update replaykit.alembic_version set version_num = '9999'")
+
+    with pytest.raises(SchemaMismatch, match="revision 9999, newer than"):
+        upgrade(dsn)
+
+
+def test_a_role_that_may_not_create_is_told_so(empty_dsn: str) -> None:
+    """And leaves nothing half-made."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("create role nothing login")
+        try:
+            limited = empty_dsn.replace("postgres@", "nothing@", 1)
+            assert limited != empty_dsn
+            with pytest.raises(ConfigurationError, match="permission denied"):
+                upgrade(limited)
+            conn.execute("create schema replaykit")
+            conn.execute("grant usage on schema replaykit to nothing")
+            with pytest.raises(ConfigurationError, match="permission denied"):
+                upgrade(limited)
+            assert current_revision(conn, "replaykit") is None
+        finally:
+            conn.execute("drop owned by nothing; drop role nothing")
+
+
+def test_a_pooler_is_refused(empty_dsn: str) -> None:
+    """A session lock through it would lock nothing."""
+    with Pooler(empty_dsn) as pooled, pytest.raises(ConfigurationError, match="is a connection pooler"):
+        upgrade(pooled)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 64])
+def test_a_schema_name_that_postgres_would_cut_is_refused(empty_dsn: str, name: str) -> None:
+    """Before anything is made."""
+    with pytest.raises(ConfigurationError, match="schema name"):
+        upgrade(empty_dsn, name)
+
+
+def test_no_server_is_a_sentence_without_the_password() -> None:
+    """With the URL that was tried."""
+    with pytest.raises(DatabaseUnreachable) as caught:
+        upgrade("postgresql://me:s3cret@127.0.0.1:1/app")
+
+    assert "postgresql://me@127.0.0.1:1/app" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> str:
+    """A command's output; it must succeed."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
