@@ -48,8 +48,14 @@ SPARE: Final = -1
 EXIT_CONFIGURATION: Final = 2
 """A child's, and then the parent's, exit code: it cannot start as it was told; the sentence is on stderr."""
 
+SPARE_AFTER_SECONDS: Final = 1.0
+"""After a spare has taken a place the next one waits a little: its imports would slow down the recovery."""
+
 QUICK_SECONDS: Final = 10.0
-"""A child that dies younger than this dies quickly; after quick deaths in a row the next one waits."""
+"""A child that dies younger than this, never ready, dies quickly; after quick deaths in a row the next one waits."""
+
+QUICK_READY_SECONDS: Final = 1.0
+"""The same for one that had been ready: only a run that kills each child at once may make the others wait."""
 
 RESPAWN_SECONDS_MAX: Final = 30.0
 """Longest wait before a child that never became ready is tried again."""
@@ -205,6 +211,7 @@ class Supervisor:
         try:
             if slot is not self._spare and self._spare.child is not None:
                 slot.child, self._spare.child = self._spare.child, None
+                self._spare.spawn_at = time.monotonic() + SPARE_AFTER_SECONDS
             else:
                 slot.child = self._spawn()
         except OSError as error:  # no memory, no process, no descriptor left: the machine's trouble may pass
@@ -293,7 +300,9 @@ class Supervisor:
             self._refuse(child.failure or f"a worker's process could not start (exit code {code})")
         elif child.failure is not None:
             log.error("child_failed", child=slot.number, reason=child.failure)
-        slot.quick_deaths = slot.quick_deaths + 1 if lived < QUICK_SECONDS else 0
+        slot.quick_deaths = (
+            slot.quick_deaths + 1 if lived < (QUICK_READY_SECONDS if child.ready else QUICK_SECONDS) else 0
+        )
         slot.spawn_at = time.monotonic() + respawn_delay(slot.quick_deaths, child.ready)
 
     def _refuse(self, sentence: str) -> None:

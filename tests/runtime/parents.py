@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,7 +85,7 @@ class Parent:
 
     def _read_events(self) -> None:
         for line in self._events:
-            self.events.append(json.loads(line))
+            self.events.append({**json.loads(line), "t": time.monotonic()})
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
