@@ -226,14 +226,14 @@ def make_it_wait(dsn: str, run: str) -> None:
 
 def ask_everything(dsn: str, run: str) -> list[list[dict[str, Any]]]:
     """The answers to each statement of the docs, in order."""
-    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
+    with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor(row_factory=dict_row) as cursor:
         statements = [
             statement for page in SQL_PAGES for block in blocks(page, "sql") for statement in block.split(";\n")
         ]
         answers = []
         for statement in filter(str.strip, statements):
             text = statement.replace(":'run'", f"'{run}'").replace(":n", "2").replace(":'key'", "'reserve'")
-            answers.append(connection.execute(text.encode()).fetchall())
+            answers.append(cursor.execute(text.encode()).fetchall())
         return answers
 
 
