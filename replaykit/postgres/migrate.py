@@ -20,6 +20,7 @@ import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import exc as sa_errors
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.postgres.database import describe_dsn, first_line
@@ -50,7 +51,7 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
         if current_revision(conn, schema) == REVISION:
             return False
         # Never block on pg_advisory_lock(): a waiter holds a snapshot, CREATE INDEX CONCURRENTLY would wait for it, and
-        # the two deadlock (POSTGRES.md 7).
+        # the two deadlock (POSTGRES.md 7). The end of the connection gives the lock back.
         key = _lock_key(schema)
         while conn.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone() != (True,):
             time.sleep(POLL_SECONDS)
@@ -58,13 +59,10 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
             return _upgrade(conn, schema)
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigurationError(f"this role may not create schema {schema!r}: {first_line(error)}") from None
-        except sa.exc.ProgrammingError as error:
+        except sa_errors.DBAPIError as error:
             raise ConfigurationError(
                 f"schema {schema!r} could not be migrated: {first_line(error.orig or error)}"
             ) from error
-        finally:
-            if not conn.closed:
-                conn.execute("select pg_advisory_unlock(%s)", (key,))
 
 
 def sql(schema: str = "replaykit", *, since: str | None = None) -> str:
@@ -83,7 +81,7 @@ def current_revision(conn: psycopg.Connection, schema: str) -> str | None:
     table = f"{quote_name(schema)}.alembic_version"
     if conn.execute("select to_regclass(%s)", (table,)).fetchone() == (None,):
         return None
-    row = conn.execute(f"select version_num from {table}".replace("%", "%%"), ()).fetchone()
+    row = conn.execute(f"select version_num from {table}".encode()).fetchone()
     return row[0] if row else None
 
 
@@ -97,8 +95,8 @@ def _upgrade(conn: psycopg.Connection, schema: str) -> bool:
         )
     name = quote_name(schema)
     if conn.execute("select 1 from pg_namespace where nspname = %s", (schema,)).fetchone() is None:
-        conn.execute(f"create schema {name}")
-    conn.execute(f"set search_path to {name}")
+        conn.execute(f"create schema {name}".encode())
+    conn.execute(f"set search_path to {name}".encode())
     conn.autocommit = False
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=sa.pool.StaticPool)
     with _alembic, _config(schema) as config, engine.connect() as connection:

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import Database, SyncConnection
@@ -31,7 +32,7 @@ class Store:
         self.database = Database(dsn, schema, name="test")
         self.connection = self.database.connect_sync()
         self.admin = psycopg.connect(dsn, autocommit=True)
-        self.admin.execute(psycopg.sql.SQL("set search_path to {}").format(psycopg.sql.Identifier(schema)))
+        self.admin.execute(sql.SQL("set search_path to {}").format(sql.Identifier(schema)))
         self.threads = ThreadPoolExecutor(max_workers=24)
         self.worker = self.register()
         self._opened: list[SyncConnection | Transaction] = []
@@ -124,7 +125,7 @@ class Store:
 
     def row(self, run_id: UUID, columns: str) -> tuple[Any, ...]:
         """Columns of the run's row."""
-        found = self.admin.execute(f"select {columns} from runs where id = %s", [run_id]).fetchone()
+        found = self.admin.execute(f"select {columns} from runs where id = %s".encode(), [run_id]).fetchone()
         assert found is not None
         return found
 

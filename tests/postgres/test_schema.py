@@ -145,7 +145,7 @@ def test_a_runs_row_refuses_what_no_state_allows(store: Store, change: str, cons
     run_id = store.start()
 
     with pytest.raises(psycopg.errors.CheckViolation, match=constraint):
-        store.admin.execute(f"update runs set {change} where id = %s", [run_id])
+        store.admin.execute(f"update runs set {change} where id = %s".encode(), [run_id])
 
 
 def test_priority_and_queue_of_a_pending_run_may_be_updated_by_hand(store: Store) -> None:
