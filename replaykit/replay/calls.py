@@ -12,7 +12,6 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from replaykit.errors import ConfigurationError, Gone, OutsideRun
@@ -45,7 +44,6 @@ Moment = float | dt.timedelta | dt.datetime
 """Wherever a time is asked for: seconds, a timedelta, or an aware moment."""
 
 
-@dataclass(frozen=True, slots=True)
 class StepInfo:
     """What a step's body may know of itself: `step.current()`.
 
@@ -54,18 +52,40 @@ class StepInfo:
         key: the step's key in its run, such as `1/charge#2`.
         attempt: which try of this step this is, from 1.
         idempotency_key: 32 hex digits, the same on every attempt, in every process: send it with the request.
-        input: the recorded arguments by parameter name, decoded.
         resources: what the worker's `lifespan` yielded.
         client: a `Client` on the worker's database.
     """
 
-    run_id: uuid.UUID
-    key: str
-    attempt: int
-    idempotency_key: str
-    input: dict[str, Any] = field(repr=False)
-    resources: Any = field(default=None, repr=False)
-    client: Any = field(default=None, repr=False)
+    __slots__ = ("_decode_input", "_input", "attempt", "client", "idempotency_key", "key", "resources", "run_id")
+
+    def __init__(
+        self,
+        run_id: uuid.UUID,
+        key: str,
+        attempt: int,
+        idempotency_key: str,
+        decode_input: Callable[[], dict[str, Any]],
+        resources: Any = None,
+        client: Any = None,
+    ) -> None:
+        self.run_id = run_id
+        self.key = key
+        self.attempt = attempt
+        self.idempotency_key = idempotency_key
+        self.resources = resources
+        self.client = client
+        self._decode_input = decode_input
+        self._input: dict[str, Any] | None = None
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The recorded arguments by parameter name, decoded when first asked for."""
+        if self._input is None:
+            self._input = self._decode_input()
+        return self._input
+
+    def __repr__(self) -> str:
+        return f"<step {self.key}, attempt {self.attempt} of run {self.run_id}>"
 
 
 CURRENT_STEP: Final[contextvars.ContextVar[StepInfo | None]] = contextvars.ContextVar("replaykit_step", default=None)

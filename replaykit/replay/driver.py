@@ -43,7 +43,7 @@ from replaykit.replay.entries import (
 )
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error, encode_error
-from replaykit.replay.keys import idempotency_key
+from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.signature import FunctionInfo, shorten_input
 
@@ -140,6 +140,7 @@ class Driver:
         self.unit: Unit | None = None
         self._kept: dict[str, tuple[str, BodyOutcome]] = {}
         self._new_id = new_id
+        self._keys = IdempotencyKeys(run.id)
         self._evict_after = int(settings.evict_after_seconds * 1_000_000)
         self._input_bytes_max = settings.input_bytes_max
         self._actions: list[Action] = []
@@ -348,9 +349,9 @@ class Driver:
         self._carry_out()
 
     def _deliver_due(self) -> None:
-        if self._draining:
-            return
         execution = self.execution
+        if self._draining or not execution.loop.timers:
+            return
         for _ in range(_TIMERS_PER_TURN):
             if execution.hold_reason is not None or execution.ended is not None:
                 return
@@ -378,7 +379,7 @@ class Driver:
             outcome.output,
             outcome.error,
             call.input.digest,
-            idempotency_key(self.run.id, call.key),
+            call.idempotency_key or self._keys.of(call.key),
             outcome.started_at,
         )
         self._deliver(entry, outcome.value)
@@ -427,5 +428,6 @@ class Driver:
                 self._record_step(command, kept[1])
                 self._deliver_due()
             elif command.key not in self.in_flight:
+                command.idempotency_key = self._keys.of(command.key)
                 self.in_flight[command.key] = command
                 self._actions.append(StartBody(command))

@@ -29,6 +29,7 @@ from replaykit.limits import Settings
 from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.keys import absolute_key, check_name
+from replaykit.replay.libraries import order_libraries
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
 from replaykit.replay.requests import POLICY_ATTRIBUTE, CallStep, CancelStep, Command, Pending, Policy, line_of
 from replaykit.replay.signature import FunctionInfo, describe, same_input
@@ -38,8 +39,8 @@ __all__ = ["Ended", "Execution", "current_execution"]
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MISSING: Final = object()
 _CLOSES_MAX: Final = 100  # a coroutine that ignores GeneratorExit is closed again, at most this often
-_NEVER_ENDED: list[RunTask] = []
-"""Tasks whose coroutines would not end: kept for the life of the process, else their `finally` runs inside another run."""
+_NEVER_ENDED: list[Any] = []
+"""Tasks and generators that would not end: kept for the life of the process, else their `finally` runs inside another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Execution:
 
     def start(self) -> list[Command]:
         """Call the function and run it until it waits."""
+        order_libraries(RunLoop)
         loop = self.loop
         with loop.turning():
             context = contextvars.Context()  # runs share nothing through context variables
@@ -119,7 +121,8 @@ class Execution:
         """
         with self.loop.turning():
             self._deliver(entry, value)
-        return self._take_commands()
+        commands, self._commands = self._commands, []
+        return commands
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Deliver recorded entries until their end or a hold. Commands are not kept: `net_commands` says what remains."""
@@ -415,8 +418,8 @@ class Execution:
                     if not task.own_context.run(_close, task.get_coro()):
                         _NEVER_ENDED.append(task)
             for generator in loop.generators:
-                if getattr(generator, "ag_frame", None) is not None:
-                    _close_generator(generator)
+                if getattr(generator, "ag_frame", None) is not None and not _close_generator(generator):
+                    _NEVER_ENDED.append(generator)
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(previous)
@@ -460,14 +463,22 @@ def _close(coroutine: Any) -> bool:
     return False
 
 
-def _close_generator(generator: Any) -> None:
+def _close_generator(generator: Any) -> bool:
+    """Like `_close`. Where its `finally` waits for something, it is told to end again, through the same `aclose()`: a
+    second one would find the generator running."""
+    closing = generator.aclose()
+    resume: Callable[[], Any] = lambda: closing.send(None)  # noqa: E731
     for _ in range(_CLOSES_MAX):
         try:
-            generator.aclose().send(None)
-        except StopIteration:
-            return
+            resume()
         except BaseException:
-            continue
+            if getattr(generator, "ag_frame", None) is None:
+                return True
+            closing = generator.aclose()
+            resume = lambda: closing.send(None)  # noqa: B023, E731
+        else:
+            resume = lambda: closing.throw(GeneratorExit())  # noqa: B023, E731
+    return getattr(generator, "ag_frame", None) is None
 
 
 def _moment(microseconds: int) -> dt.datetime:

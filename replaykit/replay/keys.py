@@ -13,7 +13,7 @@ from uuid import UUID
 from replaykit.errors import ConfigurationError
 from replaykit.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
 
-__all__ = ["absolute_key", "check_name", "idempotency_key"]
+__all__ = ["IdempotencyKeys", "absolute_key", "check_name", "idempotency_key"]
 
 _FORBIDDEN = frozenset("/#@~=\0")
 
@@ -56,6 +56,19 @@ def absolute_key(key: str) -> str:
     if size >= KEY_BYTES_MAX:
         raise ConfigurationError(f"key={key[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX - 1}")
     return f"={key}"
+
+
+class IdempotencyKeys:
+    """`idempotency_key` for the steps of one run: what they share is hashed once."""
+
+    def __init__(self, run_id: UUID) -> None:
+        self._begun = hashlib.sha256(f"replaykit:1:{run_id}:".encode())
+
+    def of(self, key: str) -> str:
+        """`idempotency_key(run_id, key)`."""
+        digest = self._begun.copy()
+        digest.update(key.encode())
+        return digest.hexdigest()[:32]
 
 
 def idempotency_key(run_id: UUID, key: str) -> str:

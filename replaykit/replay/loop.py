@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.tasks
-import contextlib
 import contextvars
 import heapq
 import math
@@ -17,7 +16,7 @@ import sys
 import types
 from asyncio import events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, NoReturn, Protocol
 
 from replaykit.errors import ConfigurationError, Gone
@@ -187,6 +186,28 @@ class Host(Protocol):
         """A callback let out an exception that ends programs (SystemExit, KeyboardInterrupt, GeneratorExit)."""
 
 
+class _Turning:
+    """A context manager as a class: a generator would cost as much as the turn."""
+
+    __slots__ = ("_hooks", "_loop", "_previous")
+
+    def __init__(self, loop: RunLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        loop = self._loop
+        self._previous = events._get_running_loop()
+        self._hooks = sys.get_asyncgen_hooks()
+        events._set_running_loop(loop)
+        sys.set_asyncgen_hooks(loop._generator_begun, loop._generator_collected)
+        loop.accepting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.accepting = False
+        sys.set_asyncgen_hooks(*self._hooks)
+        events._set_running_loop(self._previous)
+
+
 class RunLoop(asyncio.AbstractEventLoop):
     """One run's loop. `drain()` turns it; nothing else does.
 
@@ -223,20 +244,9 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------ turning
 
-    @contextlib.contextmanager
-    def turning(self) -> Iterator[None]:
+    def turning(self) -> _Turning:
         """For the time of the block this is the thread's running loop, and may be scheduled on."""
-        previous = events._get_running_loop()
-        hooks = sys.get_asyncgen_hooks()
-        events._set_running_loop(self)
-        sys.set_asyncgen_hooks(self._generator_begun, self._generator_collected)
-        self.accepting = True
-        try:
-            yield
-        finally:
-            self.accepting = False
-            sys.set_asyncgen_hooks(*hooks)
-            events._set_running_loop(previous)
+        return _Turning(self)
 
     def drain(self) -> None:
         """Run what is ready, in order, until nothing is (or the run stops). Within `turning()`."""

@@ -41,6 +41,7 @@ class CallStep:
         "context",
         "function",
         "future",
+        "idempotency_key",
         "info",
         "input",
         "key",
@@ -69,6 +70,7 @@ class CallStep:
         self.line = line
         self.abandoned = False
         self.number = 0
+        self.idempotency_key = ""  # set when its body is to start
         self.context: contextvars.Context | None = None
         self.future: asyncio.Future[Any] | None = None
 

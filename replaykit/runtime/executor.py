@@ -30,7 +30,6 @@ from replaykit.replay.driver import (
 )
 from replaykit.replay.entries import ClaimedRun, Entry, Unit, Verdict
 from replaykit.replay.execution import Execution
-from replaykit.replay.keys import idempotency_key
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.writer import Answer
@@ -131,8 +130,9 @@ class Executor:
         self._draining = True
         self.postponed.clear()
         if self.driver is not None and self._loading is None:
-            self.driver.drain(self.shop.clock.now())
-            self._pump()
+            now = self.shop.clock.now()
+            self.driver.drain(now)
+            self._pump(now)
 
     def stop_bodies(self) -> None:
         """Cancel the async bodies: the grace is over. They will run again elsewhere."""
@@ -146,8 +146,9 @@ class Executor:
         driver = self.driver
         if driver is None or self._loading is not None or self._left:
             return
-        driver.tick(self.shop.clock.now())
-        self._pump()
+        now = self.shop.clock.now()
+        driver.tick(now)
+        self._pump(now)
 
     def drop(self) -> None:
         """The lease is gone: forget the run, cancel its bodies, write nothing."""
@@ -250,20 +251,20 @@ class Executor:
         driver.begin(now)
         if self._draining:
             driver.drain(now)
-        self._pump()
+        self._pump(now)
 
     # ------------------------------------------------------------------ obeying
 
-    def _pump(self) -> None:
+    def _pump(self, now: int) -> None:
         driver = self.driver
         assert driver is not None
         if self.postponed and self.shop.valid() and not self.shop.congested():
             postponed, self.postponed = self.postponed, []
             for action in postponed:
-                self._start_body(action)
+                self._start_body(action, now)
         for step in driver.take_actions():
             if type(step) is StartBody:
-                self._start_body(step)
+                self._start_body(step, now)
             elif type(step) is CancelBody:
                 self._give_up(step.key)
         unit = driver.next_unit()
@@ -274,15 +275,15 @@ class Executor:
             return
         wake_at = driver.next_wake
         if wake_at != self._wake_at:
-            self._arm(wake_at)
+            self._arm(wake_at, now)
 
-    def _arm(self, wake_at: int | None) -> None:
+    def _arm(self, wake_at: int | None, now: int) -> None:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
         self._wake_at = wake_at
         if wake_at is not None:
-            delay = max(0.0, (wake_at - self.shop.clock.now()) / 1_000_000)
+            delay = max(0.0, (wake_at - now) / 1_000_000)
             self._wake = self._host.call_later(delay, self._woken)
 
     def _woken(self) -> None:
@@ -291,15 +292,13 @@ class Executor:
         self.tick()
 
     def _verdict(self, verdict: Verdict, words: str | None) -> None:
-        # From a callback of its own: the writer's task is running now, and a run's tasks may not be entered inside it.
-        self._host.call_soon(self._judge, verdict, words)
-
-    def _judge(self, verdict: Verdict, words: str | None) -> None:
+        """Called by the writer, from a plain callback."""
         driver = self.driver
         if self._left or driver is None:
             return
-        driver.verdict(verdict, words, self.shop.clock.now())
-        self._pump()
+        now = self.shop.clock.now()
+        driver.verdict(verdict, words, now)
+        self._pump(now)
 
     def _changed_hands(self, driver: Driver) -> None:
         if driver.phase is Phase.STALE:
@@ -333,7 +332,7 @@ class Executor:
     def _leave(self, phase: Phase) -> None:
         """Out of memory: bodies nobody waits for are stopped, the execution is closed."""
         self._left = True
-        self._arm(None)
+        self._arm(None, 0)
         if self._loading is not None:
             self._loading.cancel()
         for key in list(self.bodies):
@@ -347,12 +346,11 @@ class Executor:
 
     # ------------------------------------------------------------------ bodies
 
-    def _start_body(self, action: StartBody) -> None:
+    def _start_body(self, action: StartBody, started_at: int) -> None:
         if not self.shop.valid() or self.shop.congested():
             self.postponed.append(action)
             return
         call = action.call
-        started_at = self.shop.clock.now()
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
         except Exception as error:
@@ -363,8 +361,8 @@ class Executor:
             self.run.id,
             call.key,
             action.attempt,
-            idempotency_key(self.run.id, call.key),
-            call.info.decode_input(call.input.text),
+            call.idempotency_key,
+            lambda: call.info.decode_input(call.input.text),
             self.shop.resources,
             self.shop.client,
         )
@@ -440,14 +438,16 @@ class Executor:
         driver = self.driver
         if self._left or driver is None:
             return
-        driver.body_ended(key, outcome, self.shop.clock.now())
-        self._pump()
+        now = self.shop.clock.now()
+        driver.body_ended(key, outcome, now)
+        self._pump(now)
 
     def _stopped(self, key: str) -> None:
         self.bodies.pop(key, None)
         if self.driver is not None and not self._left:
-            self.driver.body_stopped(key, self.shop.clock.now())
-            self._pump()
+            now = self.shop.clock.now()
+            self.driver.body_stopped(key, now)
+            self._pump(now)
 
     def _give_up(self, key: str) -> None:
         self.postponed = [p for p in self.postponed if p.call.key != key]

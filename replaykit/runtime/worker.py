@@ -45,7 +45,7 @@ from replaykit.replay.tags import remember_modules
 from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.executor import Executor, Shop
-from replaykit.runtime.heartbeat import Heartbeat
+from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
 from replaykit.runtime.target import Target
 from replaykit.runtime.writer import Writer
 
@@ -336,8 +336,11 @@ class Worker:
         return in_flight, health
 
     def _lease_lost(self) -> None:
-        """Someone took our runs: forget them, and begin anew under another id."""
+        """Someone took our runs: forget them, and begin anew under another id; a supervised process ends instead, since
+        its parent hands back by the id that it gave."""
         log.warning("lease_lost_runs_dropped", worker=str(self.worker_id), runs=len(self._executors))
+        if self._supervised:
+            os._exit(EXIT_LEASE_LOST)
         for executor in list(self._executors.values()):
             executor.drop()
         if not self.draining:

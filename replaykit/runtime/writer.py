@@ -82,13 +82,17 @@ def _shard_of(run_id: UUID) -> int:
     return run_id.int & 0xFFFF  # the low bits of a UUIDv7 are random
 
 
+_Item = tuple[Unit, Answer, int]
+_Answered = tuple[_Item, Verdict, str | None]
+
+
 class _Shard:
     """One connection and its queue."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: Connection | None = None
-        self._queue: deque[tuple[Unit, Answer, int]] = deque()
+        self._queue: deque[_Item] = deque()
         self._arrived = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -118,7 +122,7 @@ class _Shard:
             batch = self._take()
             await self._write(batch)
 
-    def _take(self) -> list[tuple[Unit, Answer, int]]:
+    def _take(self) -> list[_Item]:
         queue = self._queue
         batch = [queue.popleft()]
         entries, size = len(batch[0][0].entries), batch[0][2]
@@ -129,7 +133,7 @@ class _Shard:
             batch.append(item)
         return batch
 
-    async def _write(self, batch: list[tuple[Unit, Answer, int]]) -> None:
+    async def _write(self, batch: list[_Item]) -> None:
         """Send a batch until every unit of it has a verdict. Bisecting cuts between runs, never within one."""
         failures = 0
         while True:
@@ -149,11 +153,10 @@ class _Shard:
                         break
                     continue
                 if len(batch) == 1:
-                    self._answer(batch[0], Verdict.REFUSED, first_line(error))
+                    self._answer([(batch[0], Verdict.REFUSED, first_line(error))])
                     return
                 break
-            for item in batch:
-                self._answer(item, verdicts[item[0].run_id], None)
+            self._answer([(item, verdicts[item[0].run_id], None) for item in batch])
             return
         middle = len(batch) // 2
         await self._write(batch[:middle])
@@ -168,10 +171,17 @@ class _Shard:
                 await connection.close()
         await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
-    def _answer(self, item: tuple[Unit, Answer, int], verdict: Verdict, words: str | None) -> None:
-        _, answer, size = item
-        self.backlog_bytes -= size
-        answer(verdict, words)
+    def _answer(self, answers: list[_Answered]) -> None:
+        # From one callback for the batch: this task is running now, and a run's tasks may not be entered inside it.
+        asyncio.get_running_loop().call_soon(self._answer_all, answers)
+
+    def _answer_all(self, answers: list[_Answered]) -> None:
+        for (_, answer, size), verdict, words in answers:
+            self.backlog_bytes -= size
+            try:
+                answer(verdict, words)
+            except Exception:  # one run's trouble is not its neighbours'
+                log.exception("answer_failed")
 
 
 async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict]:

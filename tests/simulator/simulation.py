@@ -406,7 +406,7 @@ class Simulation:
 
     def _end_body(self, host: Host, key: str) -> None:
         body = host.bodies.pop(key)
-        info = StepInfo(host.run.id, key, 1, idempotency_key(host.run.id, key), {})
+        info = StepInfo(host.run.id, key, 1, idempotency_key(host.run.id, key), dict)
         outcome = bodies.run_body(body.call, info, body.started_at, self.dice, SETTINGS)
         self._say(
             host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
