@@ -136,6 +136,7 @@ class Driver:
         self.execution = execution
         self.phase = Phase.ACTIVE
         self.words: str | None = None  # why it is BROKEN
+        self.change: Change | None = None  # what made it OVER
         self.in_flight: dict[str, CallStep] = {}
         self.unit: Unit | None = None
         self._kept: dict[str, tuple[str, BodyOutcome]] = {}
@@ -234,6 +235,7 @@ class Driver:
                 self._committed = unit.entries[-1].seq
             if unit.change is not None:
                 self.phase = Phase.OVER
+                self.change = unit.change
             else:
                 self._go_on(now)
         elif verdict is Verdict.FENCED:

@@ -28,7 +28,7 @@ from replaykit.replay.driver import (
     error_outcome,
     result_outcome,
 )
-from replaykit.replay.entries import ClaimedRun, Entry, Unit, Verdict
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
@@ -107,6 +107,7 @@ class Executor:
         self._wake: asyncio.TimerHandle | None = None
         self._wake_at: int | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
         self.postponed: list[StartBody] = []
         self._draining = False
         self._left = False
@@ -130,9 +131,7 @@ class Executor:
         self._draining = True
         self.postponed.clear()
         if self.driver is not None and self._loading is None:
-            now = self.shop.clock.now()
-            self.driver.drain(now)
-            self._pump(now)
+            self._tell(self.driver.drain)
 
     def stop_bodies(self) -> None:
         """Cancel the async bodies: the grace is over. They will run again elsewhere."""
@@ -143,12 +142,8 @@ class Executor:
 
     def tick(self) -> None:
         """Look again: time went on, the lease is valid again, or the backlog is gone."""
-        driver = self.driver
-        if driver is None or self._loading is not None or self._left:
-            return
-        now = self.shop.clock.now()
-        driver.tick(now)
-        self._pump(now)
+        if self.driver is not None and self._loading is None:
+            self._tell(self.driver.tick)
 
     def drop(self) -> None:
         """The lease is gone: forget the run, cancel its bodies, write nothing."""
@@ -162,8 +157,7 @@ class Executor:
         try:
             args, kwargs = info.decode_arguments(run.input, {})
         except Exception as error:
-            reason = f"the recorded input does not fit {self.workflow.name} ({info.line}) any more: {error}"
-            self._host.create_task(self._hold(run, reason))
+            self._stop_at(f"the recorded input does not fit {self.workflow.name} ({info.line}): {error}")
             return None
         execution = Execution(
             self.workflow.fn,
@@ -198,7 +192,9 @@ class Executor:
                     break
                 page = await self.shop.journals.page(run, read)
                 if page is None:
-                    raise ConnectionAbortedError("the lease is another worker's")
+                    driver.execution.leave()
+                    self._host.call_soon(self.drop)
+                    return
                 if not page:
                     break
                 entries = page
@@ -247,13 +243,23 @@ class Executor:
 
     def _ready(self, driver: Driver) -> None:
         self.driver = driver
-        now = self.shop.clock.now()
-        driver.begin(now)
+        self._tell(driver.begin)
         if self._draining:
-            driver.drain(now)
-        self._pump(now)
+            self._tell(driver.drain)
 
     # ------------------------------------------------------------------ obeying
+
+    def _tell(self, event: Callable[..., None], *what: Any) -> None:
+        """Tell the driver of an event, at the time it is now, and carry out what it answers."""
+        if self._left or self._holding is not None:
+            return
+        now = self.shop.clock.now()
+        try:
+            event(*what, now)
+            self._pump(now)
+        except Exception as error:  # a defect of ours: this run stops where a person sees it, the others go on
+            log.exception("run_broken", run=str(self.run.id))
+            self._stop_at(f"a defect of replaykit stopped the run, please report it: {error!r}")
 
     def _pump(self, now: int) -> None:
         driver = self.driver
@@ -293,19 +299,15 @@ class Executor:
 
     def _verdict(self, verdict: Verdict, words: str | None) -> None:
         """Called by the writer, from a plain callback."""
-        driver = self.driver
-        if self._left or driver is None:
-            return
-        now = self.shop.clock.now()
-        driver.verdict(verdict, words, now)
-        self._pump(now)
+        if self.driver is not None:
+            self._tell(self.driver.verdict, verdict, words)
 
     def _changed_hands(self, driver: Driver) -> None:
         if driver.phase is Phase.STALE:
             if self._loading is None:
                 self._loading = self._host.create_task(self._rebuild(driver))
         elif driver.phase is Phase.BROKEN:
-            self._host.create_task(self._hold(self.run, driver.words or "the journal refused an entry"))
+            self._stop_at(driver.words or "the journal refused an entry")
         else:
             self._leave(driver.phase)
 
@@ -314,8 +316,9 @@ class Executor:
         try:
             fresh = await self.shop.journals.renew_token(self.run)
         except Exception as error:
-            log.warning("token_not_renewed", run=str(self.run.id), error=str(error))
-            fresh = None
+            log.exception("token_not_renewed", run=str(self.run.id))
+            self._stop_at(f"its journal could not be read again: {error!r}")
+            return
         if fresh is None:
             self._loading = None
             self._host.call_soon(self.drop)
@@ -323,9 +326,16 @@ class Executor:
         self.run = fresh
         await self._load(fresh, old)
 
+    def _stop_at(self, reason: str) -> None:
+        """Hold the run by a statement of its own: the driver can't, or there is none."""
+        if self._holding is None and not self._left:
+            self._holding = self._host.create_task(self._hold(self.run, reason))
+
     async def _hold(self, run: ClaimedRun, reason: str) -> None:
         try:
             await self.shop.journals.hold(run, reason)
+        except Exception as error:
+            log.error("run_not_held", run=str(run.id), reason=reason, error=str(error))
         finally:
             self._host.call_soon(self.drop)
 
@@ -338,9 +348,8 @@ class Executor:
         for key in list(self.bodies):
             self._give_up(key)
         if self.driver is not None:
-            unit = self.driver.unit
             self.driver.execution.leave()
-            if phase is Phase.OVER and unit is None:
+            if isinstance(self.driver.change, Finish):
                 self.shop.ended_runs += 1
         self.shop.left(self, phase)
 
@@ -435,19 +444,13 @@ class Executor:
             del self.bodies[key]
             if body.given_up:
                 return
-        driver = self.driver
-        if self._left or driver is None:
-            return
-        now = self.shop.clock.now()
-        driver.body_ended(key, outcome, now)
-        self._pump(now)
+        if self.driver is not None:
+            self._tell(self.driver.body_ended, key, outcome)
 
     def _stopped(self, key: str) -> None:
         self.bodies.pop(key, None)
-        if self.driver is not None and not self._left:
-            now = self.shop.clock.now()
-            self.driver.body_stopped(key, now)
-            self._pump(now)
+        if self.driver is not None:
+            self._tell(self.driver.body_stopped, key)
 
     def _give_up(self, key: str) -> None:
         self.postponed = [p for p in self.postponed if p.call.key != key]

@@ -40,7 +40,7 @@ from replaykit.postgres.database import Connection, Database, is_transient
 from replaykit.postgres.schema import Bound, done_channel, work_channel
 from replaykit.replay.calls import Workflow
 from replaykit.replay.driver import Phase
-from replaykit.replay.entries import ClaimedRun, Entry
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold
 from replaykit.replay.tags import remember_modules
 from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
@@ -57,6 +57,8 @@ Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """An async context manager without arguments; what it yields is `step.current().resources`."""
 
 _TICK_SECONDS: Final = 0.05  # between two signs of the loop's life, and two looks at what was postponed
+_REAP_SECONDS: Final = 0.5  # between two looks for workers whose lease has ended
+_PRUNE_SECONDS: Final = 3_600.0  # between two sweeps of old rows of workers
 _HINT_SECONDS: Final = 0.02  # between two hints that runs have ended: each is a commit
 _RECOVER_SECONDS: Final = 0.25  # before another try after the database was lost
 
@@ -109,6 +111,7 @@ class Worker:
         self._work = asyncio.Event()
         self._quiet = asyncio.Event()
         self._more = False  # the last claim was full: more is likely there
+        self._claim_tokens: dict[str, uuid.UUID] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = 0
 
@@ -305,6 +308,7 @@ class Worker:
             try:
                 await self._ask(leases.release_worker(self.worker_id, recovered=False))
                 await self._ask(leases.stop_worker(self.worker_id))
+                await self._ask(runs.notify(work_channel(self._target.schema)))
             except Exception as error:
                 log.warning("release_failed", worker=str(self.worker_id), error=str(error))
         for connection in (self._claims, self._others):
@@ -369,8 +373,9 @@ class Worker:
 
     async def _reap_loop(self) -> None:
         """Hand back the runs of workers whose lease has ended; forget old rows."""
+        prune_at = time.monotonic()
         while True:
-            await asyncio.sleep(self.settings.heartbeat)
+            await asyncio.sleep(min(self.settings.heartbeat, _REAP_SECONDS))
             if not self._heartbeat.may_reap():
                 continue
             with contextlib.suppress(Exception):
@@ -378,7 +383,9 @@ class Worker:
                 if reaped.workers or reaped.runs:
                     log.warning("workers_reaped", workers=reaped.workers, runs_handed_back=reaped.runs)
                     self._work.set()
-                await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
+                if time.monotonic() > prune_at:
+                    prune_at = time.monotonic() + _PRUNE_SECONDS
+                    await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
 
     async def _hint_loop(self) -> None:
         """Tell clients that runs have ended: coalesced, outside of the journal's transactions, and only a hint."""
@@ -437,9 +444,12 @@ class Worker:
         return pause
 
     async def _claim(self, connection: Connection, queue: str, limit: int) -> list[ClaimedRun]:
-        token = uuid.uuid4()
+        # Until it is answered a claim is repeated with its token: what an unanswered one took is handed over then.
+        token = self._claim_tokens.setdefault(queue, uuid.uuid4())
         sent = runs.claim(queue=queue, workflows=list(self.workflows), worker=self.worker_id, token=token, limit=limit)
-        return runs.parse_claim(await connection.run_all(sent), token)
+        claimed = runs.parse_claim(await connection.run_all(sent), token)
+        del self._claim_tokens[queue]
+        return claimed
 
     def _admit(self, run: ClaimedRun) -> None:
         executor = Executor(self._shop, run, self.workflows[run.workflow])
@@ -451,7 +461,7 @@ class Worker:
         if self._executors.get(executor.run.id) is executor:
             del self._executors[executor.run.id]
         self._quiet.set()
-        if phase is Phase.OVER:
+        if executor.driver is not None and isinstance(executor.driver.change, Finish | Hold):
             self._ended_hint.set()
         if self._more and self._has_room():
             self._work.set()
