@@ -70,6 +70,7 @@ REPLAY_IMPORTS = {
         "typing",
         "unicodedata",
         "zoneinfo",
+        "importlib",  # libraries.py: the backend of an anyio that the user has imported
         "uuid",
         "warnings",
         "weakref",
