@@ -7,10 +7,11 @@ event loop, and `_pump` carries out what it answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -62,7 +63,7 @@ class Body:
     call: CallStep
     attempt: int
     started_at: int
-    task: asyncio.Task[None] | asyncio.Future[None]
+    task: asyncio.Task[None] | Future[Any]
     is_async: bool
     context: contextvars.Context
     stopping: bool = False  # cancelled by this worker's drain: it will run again
@@ -377,19 +378,15 @@ class Executor:
         )
         assert call.context is not None
         context = call.context.copy()
-        task: asyncio.Task[None] | asyncio.Future[None]
         if call.info.is_async:
             task = self._host.create_task(self._run_async(call, args, kwargs, info, started_at), context=context)
-        else:
-            work = self._host.run_in_executor(
-                self.shop.threads, context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings
-            )
-            task = work  # type: ignore[assignment]
-        body = Body(call, action.attempt, started_at, task, call.info.is_async, context)
-        self.bodies[call.key] = body
-        if not call.info.is_async:
-            self.shop.threads_alive[id(body)] = body
-            work.add_done_callback(lambda done: self._thread_ended(call.key, body, done))
+            self.bodies[call.key] = Body(call, action.attempt, started_at, task, True, context)
+            return
+        # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
+        work = self.shop.threads.submit(context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings)
+        body = self.bodies[call.key] = Body(call, action.attempt, started_at, work, False, context)
+        self.shop.threads_alive[id(body)] = body
+        work.add_done_callback(lambda done: self._thread_done(call.key, body, done))
 
     async def _run_async(
         self, call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, started_at: int
@@ -411,7 +408,11 @@ class Executor:
             outcome = error_outcome(error, started_at)
         self._host.call_soon(self._ended, call.key, asyncio.current_task(), outcome)
 
-    def _thread_ended(self, key: str, body: Body, done: asyncio.Future[Any]) -> None:
+    def _thread_done(self, key: str, body: Body, done: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread has outlived the worker and its loop
+            self._host.call_soon_threadsafe(self._thread_ended, key, body, done)
+
+    def _thread_ended(self, key: str, body: Body, done: Future[Any]) -> None:
         self.shop.threads_alive.pop(id(body), None)
         if done.cancelled():  # it had not begun
             if self.bodies.get(key) is body:

@@ -158,7 +158,8 @@ class Worker:
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Drain: claim nothing, let bodies finish for the grace period, hand every run back.
 
-        Runs whose sync body has not ended by then are handed back last of all, by `hand_back_rest` or at this call's end.
+        Runs whose sync body has not ended by then are handed back last of all: by the parent, once this process is gone;
+        without a parent at this call's end, though the body goes on.
         """
         if self._stack is None:
             return
@@ -302,7 +303,7 @@ class Worker:
 
     async def _let_go(self, hand_back: bool) -> None:
         """The last thing of all: until then nobody else may take what still acts in this process (sync bodies)."""
-        hand_back = hand_back and self._heartbeat.valid()
+        hand_back = hand_back and self._heartbeat.valid() and not (self._supervised and self._shop.threads_alive)
         await asyncio.to_thread(self._heartbeat.stop)
         if hand_back:
             try:
