@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.crew import Crew, hiring
+from tests.crash.crew import Crew
 from tests.crash.outside import Outside
 from tests.crash.rows import Rows
 
@@ -21,9 +21,13 @@ def outside() -> Iterator[Outside]:
 
 @pytest.fixture
 def crew(tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
-    """Starts `replaykit worker` processes; none is left at the end."""
-    with hiring(tmp_path, dsn, outside.address) as hired:
+    """Starts `replaykit worker` processes; none is left at the end, and a failed test shows what they wrote."""
+    hired = Crew(tmp_path, dsn, outside.address)
+    try:
         yield hired
+    finally:
+        hired.close()
+        print(hired.logs())
 
 
 @pytest.fixture

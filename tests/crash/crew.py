@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from tests.crash.workflows import OUTSIDE
 from tests.runtime.facts import eventually, lives
 
-__all__ = ["Crew", "WorkerProcess", "hiring"]
+__all__ = ["MODULE", "Crew", "WorkerProcess"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODULE: Final = "tests.crash.workflows"
@@ -63,8 +62,9 @@ class WorkerProcess:
         return self._log.read_text(errors="replace")
 
     def children(self) -> list[int]:
-        """Pids of the children that live."""
-        return [e["pid"] for e in self.events("child_started") if lives(e["pid"])]
+        """Pids of the children that live, the spare one that has no work yet among them."""
+        started = {e["pid"] for event in ("child_started", "spare_started") for e in self.events(event)}
+        return [pid for pid in started if lives(pid)]
 
     def ready(self) -> list[int]:
         """Pids of the children that live and claim."""
@@ -128,16 +128,3 @@ class Crew:
     def logs(self) -> str:
         """The last lines of every log."""
         return "\n".join(f"--- {w._log.name}\n{w.text()[-4000:]}" for w in self.workers)
-
-
-@contextlib.contextmanager
-def hiring(folder: Path, dsn: str, outside: str) -> Iterator[Crew]:
-    """A crew for the length of a test; its logs are shown when it fails."""
-    crew = Crew(folder, dsn, outside)
-    try:
-        yield crew
-    except BaseException as error:
-        error.add_note(crew.logs())
-        raise
-    finally:
-        crew.close()

@@ -247,20 +247,21 @@ async def large(size: int) -> str:
     return "x" * size
 
 
-def forgotten_await() -> Any:
-    """A sync function that returns a coroutine."""
-    return tell()
+def around(size: int) -> Any:
+    """A sync function that returns a coroutine, as decorators leave them."""
+    return large(size)
 
 
 @workflow
 async def misbehaving() -> dict[str, str]:
     """Bodies that do what they should not, and what the code sees of it."""
     seen: dict[str, str] = {}
-    for body in (leave, leave_sync, hand_out_socket, forgotten_await):
+    for body in (leave, leave_sync, hand_out_socket):
         try:
             seen[body.__name__] = repr(await step(body))
         except Exception as error:
-            seen[body.__name__] = f"{type(error).__name__}: {error}"
+            seen[body.__name__] = f"{type(error).__name__} {getattr(error, 'type', '')}: {error}"
+    seen["around"] = await step(around, 3)
     return seen
 
 

@@ -1,0 +1,107 @@
+"""SIGTERM: bodies may finish, runs are handed back at once, and nobody calls it a recovery."""
+
+from __future__ import annotations
+
+import signal
+import time
+from uuid import UUID
+
+from tests.crash.crew import Crew, WorkerProcess
+from tests.crash.outside import Outside
+from tests.crash.rows import Rows, start
+from tests.crash.workflows import gated, gated_sync
+from tests.runtime.facts import eventually
+
+LEASE = ("--lease-seconds", "60")
+SOON_SECONDS = 20.0
+"""Far below the lease, far above what leaving takes here."""
+
+
+def terminate(worker: WorkerProcess) -> float:
+    """Ask it to stop; when that was."""
+    worker.process.send_signal(signal.SIGTERM)
+    eventually(lambda: worker.events("workers_stopping"), "it stops")
+    return time.monotonic()
+
+
+def assert_handed_back(rows: Rows, run: UUID) -> None:
+    """Anybody may take the run, and its stop was no recovery."""
+    assert rows.ask("select state, worker, recoveries from runs where id = %s", run) == [("pending", None, 0)]
+
+
+def test_a_body_finishes_within_the_grace_period(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """Its entry is written, nothing new begins, and the run goes on elsewhere without it."""
+    worker = crew.hire(*LEASE, "--grace-seconds", "60")
+    worker.wait_ready()
+    (run,) = start(crew.dsn, gated, [("gate", 1, 1)])
+    eventually(lambda: outside.calls(str(run), "pass_gate"), "the body runs")
+
+    asked = terminate(worker)
+    outside.open_gate("gate")
+
+    assert worker.process.wait(SOON_SECONDS) == 0
+    assert time.monotonic() - asked < SOON_SECONDS
+    assert_handed_back(rows, run)
+    assert [entry.key for entry in rows.entries(run)] == ["visit", "pass_gate"]
+    crew.hire().wait_ready()
+    rows.wait_ended(1)
+    assert rows.outputs([run]) == {run: ("succeeded", [0, "gate", 0])}
+    assert set(outside.begun().values()) == {1}
+
+
+def test_a_body_that_outlasts_the_grace_period_is_cancelled(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """It has no entry, and runs again elsewhere."""
+    worker = crew.hire(*LEASE, "--grace-seconds", "0.2")
+    worker.wait_ready()
+    (run,) = start(crew.dsn, gated, [("gate",)])
+    eventually(lambda: outside.calls(str(run)), "the body runs")
+
+    terminate(worker)
+
+    assert worker.process.wait(SOON_SECONDS) == 0
+    assert_handed_back(rows, run)
+    assert rows.entries(run) == []
+    outside.open_gate("gate")
+    crew.hire().wait_ready()
+    rows.wait_ended(1)
+    assert rows.outputs([run]) == {run: ("succeeded", ["gate"])}
+    assert rows.recoveries() == 0
+
+
+def test_a_run_whose_body_is_in_a_thread_is_handed_back_last(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """Nothing ends a thread but the end of the process: until then nobody else may begin the step."""
+    worker = crew.hire(*LEASE, "--grace-seconds", "0.5")
+    worker.wait_ready()
+    (threaded,) = start(crew.dsn, gated_sync, [("sync",)])
+    (other,) = start(crew.dsn, gated, [("async",)])
+    eventually(lambda: outside.busy() == 2, "both bodies run")
+    heir = crew.hire(*LEASE)
+    (heirs_child,) = heir.wait_ready()
+
+    terminate(worker)
+
+    eventually(lambda: len(outside.calls(str(other))) == 2, "the other run goes on elsewhere")
+    assert worker.process.wait(SOON_SECONDS) == 0
+    eventually(lambda: len(outside.calls(str(threaded))) == 2, "the run with a thread goes on elsewhere")
+    outside.open_gate("sync")
+    outside.open_gate("async")
+    rows.wait_ended(2)
+    assert {call.pid for call in outside.calls() if call.completed} == {heirs_child}
+    assert outside.overlaps == []
+    assert rows.recoveries() == 0
+
+
+def test_a_thread_that_ends_in_time_is_recorded(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """A sync body has the same grace period."""
+    worker = crew.hire(*LEASE, "--grace-seconds", "60")
+    worker.wait_ready()
+    (run,) = start(crew.dsn, gated_sync, [("gate",)])
+    eventually(lambda: outside.calls(str(run)), "the body runs")
+
+    terminate(worker)
+    outside.open_gate("gate")
+
+    assert worker.process.wait(SOON_SECONDS) == 0
+    assert [entry.key for entry in rows.entries(run)] == ["pass_gate_sync"]
+    assert len(outside.calls()) == 1
+    assert rows.recoveries() == 0
