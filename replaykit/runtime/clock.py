@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Final
 
@@ -17,23 +16,23 @@ class DatabaseClock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # the heartbeat thread observes, the host loop reads
+        # The heartbeat thread observes, the host loop reads, several times a step: each touches one attribute at a time.
         self._offset_us: int | None = None
         self._last_us = 0
 
     def observe(self, database_us: int, received_monotonic: float) -> None:
         """Takes a database time in microseconds and the `time.monotonic()` at which it had arrived."""
-        offset_us = database_us - int(received_monotonic * 1_000_000) - 1
-        with self._lock:
-            self._offset_us = offset_us
+        self._offset_us = database_us - int(received_monotonic * 1_000_000) - 1
 
     def now(self) -> int:
         """Microseconds since 1970 by the database's clock, or a little less."""
-        with self._lock:
-            if self._offset_us is None:
-                raise RuntimeError("the database's time is not known yet: nothing was read from it")
-            self._last_us = max(self._last_us, int(time.monotonic() * 1_000_000) + self._offset_us)
-            return self._last_us
+        offset_us = self._offset_us
+        if offset_us is None:
+            raise RuntimeError("the database's time is not known yet: nothing was read from it")
+        now_us = int(time.monotonic() * 1_000_000) + offset_us
+        if now_us > self._last_us:
+            self._last_us = now_us
+        return self._last_us
 
 
 def lease_clock() -> float:

@@ -383,7 +383,9 @@ class Executor:
             self.bodies[call.key] = Body(call, action.attempt, started_at, task, True, context)
             return
         # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
-        work = self.shop.threads.submit(context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings)
+        work = self.shop.threads.submit(
+            context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings
+        )
         body = self.bodies[call.key] = Body(call, action.attempt, started_at, work, False, context)
         self.shop.threads_alive[id(body)] = body
         work.add_done_callback(lambda done: self._thread_done(call.key, body, done))

@@ -1,12 +1,14 @@
-"""Ids of runs: UUIDv7, made by the client so that a start that is sent twice is recognised as one."""
+"""Ids: of runs (UUIDv7, made by the client so that a start that is sent twice is recognised as one) and of writes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Callable
 from uuid import UUID
 
-__all__ = ["new_id", "uuid7"]
+__all__ = ["new_id", "uuid7", "write_ids"]
 
 
 def uuid7(unix_us: int, random_bits: int) -> UUID:
@@ -24,6 +26,14 @@ def uuid7(unix_us: int, random_bits: int) -> UUID:
     high = (ms & 0xFFFF_FFFF_FFFF) << 16 | 0x7000 | fraction
     low = 0b10 << 62 | random_bits & (1 << 62) - 1
     return UUID(int=high << 64 | low)
+
+
+def write_ids() -> Callable[[], UUID]:
+    """A maker of ids for writes: 64 bits of chance for this process, then a count. A fourth of the cost of `uuid4`, of
+    which each unit would need one."""
+    process = int.from_bytes(os.urandom(8)) << 64
+    count = itertools.count(int.from_bytes(os.urandom(7)))
+    return lambda: UUID(int=process | next(count))
 
 
 def new_id() -> UUID:

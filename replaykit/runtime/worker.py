@@ -46,6 +46,7 @@ from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.executor import Executor, Shop
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
+from replaykit.runtime.ids import write_ids
 from replaykit.runtime.target import Target
 from replaykit.runtime.writer import Writer
 
@@ -216,7 +217,7 @@ class Worker:
             put=writer.put,
             journals=self,
             threads=threads,
-            new_id=uuid.uuid4,
+            new_id=write_ids(),
             valid=self._valid,
             congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
             left=self._left,
