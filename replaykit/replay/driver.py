@@ -146,6 +146,7 @@ class Driver:
         self._input_bytes_max = settings.input_bytes_max
         self._actions: list[Action] = []
         self._waiting: deque[tuple[Command, int]] = deque()
+        self._asked: dict[str, CallStep] = {}  # calls in it that were not taken back
         self._entries: list[Entry] = []
         self._timer_wakes: int | None = None
         self._last_seq = 0
@@ -185,7 +186,7 @@ class Driver:
             self.replay(())
         self._committed = self._last_seq
         for command in self.execution.net_commands():
-            self._waiting.append((command, self._last_seq))
+            self._wait(command, self._last_seq)
         self._go_on(now)
 
     def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
@@ -198,7 +199,8 @@ class Driver:
         if self.phase is not Phase.ACTIVE:
             return
         self._see(now)
-        self._deliver_due()
+        if self.execution.loop.timers:
+            self._deliver_due()
         if self.execution.ended is None:
             self._record_step(call, outcome)
         else:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
@@ -286,6 +288,8 @@ class Driver:
     def next_wake(self) -> int | None:
         """Microseconds since 1970 at which `tick` is due, or None."""
         execution = self.execution
+        if not execution.loop.timers:
+            return None
         if (
             self.phase is not Phase.ACTIVE
             or execution.hold_reason is not None
@@ -299,7 +303,9 @@ class Driver:
         """The unit to send now; it is in flight until its verdict."""
         if self.unit is not None or self.phase is not Phase.ACTIVE:
             return None
-        entries, self._entries = self._entries[:BATCH_ENTRIES_MAX], self._entries[BATCH_ENTRIES_MAX:]
+        entries, self._entries = self._entries, []
+        if len(entries) > BATCH_ENTRIES_MAX:
+            entries, self._entries = entries[:BATCH_ENTRIES_MAX], entries[BATCH_ENTRIES_MAX:]
         change = self._change() if not self._entries else None
         note = None
         if self.execution.hold_reason is not None and not self._noted and change is None:
@@ -307,9 +313,11 @@ class Driver:
             self._noted = True
         if not entries and change is None and note is None:
             return None
-        wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
-        if not self._entries:
-            self._timer_wakes = None
+        wakes = None
+        if self._timer_wakes is not None:
+            wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
+            if not self._entries:
+                self._timer_wakes = None
         self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, wakes, note)
         return self.unit
 
@@ -327,7 +335,7 @@ class Driver:
             return None
         if self._draining:
             return Release()
-        if self._waiting or self._kept_asked():
+        if self._asked or self._waiting or self._kept_asked():
             return None
         deadline = execution.next_deadline
         if deadline is not None and deadline - self._now > self._evict_after:
@@ -347,12 +355,14 @@ class Driver:
 
     def _go_on(self, now: int) -> None:
         self._see(now)
-        self._deliver_due()
-        self._carry_out()
+        if self.execution.loop.timers:
+            self._deliver_due()
+        if self._waiting:
+            self._carry_out()
 
     def _deliver_due(self) -> None:
         execution = self.execution
-        if self._draining or not execution.loop.timers:
+        if self._draining:
             return
         for _ in range(_TIMERS_PER_TURN):
             if execution.hold_reason is not None or execution.ended is not None:
@@ -400,21 +410,24 @@ class Driver:
         for command in commands:
             if type(command) is CancelStep and self._withdraw(command.key):
                 continue
-            self._waiting.append((command, entry.seq))
+            self._wait(command, entry.seq)
+
+    def _wait(self, command: Command, seq: int) -> None:
+        """Carry it out once the entry of that seq is committed."""
+        self._waiting.append((command, seq))
+        if type(command) is CallStep:
+            self._asked[command.key] = command
 
     def _withdraw(self, key: str) -> bool:
-        """Take back a call that has not been carried out."""
-        for item in self._waiting:
-            if type(item[0]) is CallStep and item[0].key == key:
-                self._waiting.remove(item)
-                return True
-        return False
+        """Take back a call that has not been carried out; it is passed over when its turn comes."""
+        return self._asked.pop(key, None) is not None
 
     def _carry_out(self) -> None:
         waiting = self._waiting
         while waiting and waiting[0][1] <= self._committed:
             execution = self.execution
             if execution.hold_reason is not None or execution.ended is not None:
+                self._asked.clear()
                 waiting.clear()  # bodies that an ended function gave up are stopped once its end is committed
                 return
             if self._draining:
@@ -425,7 +438,9 @@ class Driver:
                     self._actions.append(CancelBody(command.key))
                 continue
             assert type(command) is CallStep
-            kept = self._kept.pop(command.key, None)
+            if self._asked.pop(command.key, None) is None:
+                continue  # withdrawn
+            kept = self._kept.pop(command.key, None) if self._kept else None
             if kept is not None and kept[0] == command.input.digest:
                 self._record_step(command, kept[1])
                 self._deliver_due()

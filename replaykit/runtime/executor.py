@@ -394,11 +394,18 @@ class Executor:
         self, call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, started_at: int
     ) -> None:
         CURRENT_STEP.set(info)
-        await self._await_outcome(call, lambda: call.function(*args, **kwargs), started_at)
+        await self._await_outcome(call, call.function, args, kwargs, started_at)
 
-    async def _await_outcome(self, call: CallStep, body: Callable[[], Any], started_at: int) -> None:
+    async def _await_outcome(
+        self,
+        call: CallStep,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        started_at: int,
+    ) -> None:
         try:
-            value = await body()
+            value = await function(*args, **kwargs)
             outcome = result_outcome(call.info, value, started_at, self.shop.settings)
         except asyncio.CancelledError as error:
             running = self.bodies.get(call.key)
@@ -437,7 +444,7 @@ class Executor:
         async def rest() -> Any:
             return await coroutine
 
-        await self._await_outcome(body.call, rest, body.started_at)
+        await self._await_outcome(body.call, rest, (), {}, body.started_at)
 
     def _ended(self, key: str, task: Any, outcome: BodyOutcome) -> None:
         body = self.bodies.get(key)
