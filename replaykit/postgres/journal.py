@@ -21,9 +21,11 @@ __all__ = [
     "parse_entry",
     "parse_page",
     "parse_recheck",
+    "parse_unlocked",
     "parse_verdicts",
     "read_journal",
     "recheck",
+    "unlocked",
     "write_entry",
     "write_units",
 ]
@@ -129,6 +131,13 @@ from json_to_recordset(%(units)s::json) as u(run_id uuid, write_id uuid, n int, 
 """,
 )
 
+# Which of these runs nobody has locked. After a lock timeout: the others are written apart, so that a transaction that
+# somebody outside leaves open on one run delays only that run.
+UNLOCKED = Statement(
+    "runs-read-unlocked",
+    "select id from {schema}.runs where id = any(%(ids)s) for no key update skip locked",
+)
+
 ENTRY_COLUMNS: Final = (
     "j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input::text, j.output::text, j.error::text, j.digest,"
     f" j.idempotency_key, {us('j.started_at')}, {us('j.at')}, {us('j.due_at')}"
@@ -220,6 +229,16 @@ def recheck(units: Sequence[Unit]) -> Bound:
 def parse_recheck(rows: Iterable[tuple[Any, ...]]) -> set[UUID]:
     """The runs whose units stand."""
     return {run_id for run_id, stands in rows if stands}
+
+
+def unlocked(units: Sequence[Unit]) -> Bound:
+    """The runs of these units that could be written to now; `parse_unlocked` reads it."""
+    return UNLOCKED, {"ids": [unit.run_id for unit in units]}
+
+
+def parse_unlocked(rows: Iterable[tuple[Any, ...]]) -> set[UUID]:
+    """Their ids."""
+    return {run_id for (run_id,) in rows}
 
 
 def read_journal(run_id: UUID, token: UUID, after: int, limit: int = PAGE_ENTRIES) -> Bound:

@@ -3,6 +3,8 @@
 No timer, no latency when idle. Each connection has its own queue, sharded by run, so that a run's units stay in order and
 two statements never lock the same row. A unit that was sent is retried, unchanged, under its `write_id`, until its fate is
 known: an acknowledgement that was lost is recognised.
+
+A run whose row somebody outside has locked leaves its queue for a lane apart: it waits there, its neighbours do not.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ Answer = Callable[[Verdict, str | None], None]
 """Called with a unit's verdict, and the database's words where it refused."""
 
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+_LANE_SECONDS: Final = 0.2  # between two looks at rows that somebody outside has locked
 
 
 class Writer:
@@ -40,7 +43,9 @@ class Writer:
     """
 
     def __init__(self, database: Database, *, connections: int = WRITERS) -> None:
-        self._shards = [_Shard(database) for _ in range(connections)]
+        self._lane = _Lane(database)
+        self._shards = [_Shard(database, self._lane) for _ in range(connections)]
+        self._all: tuple[_Shard | _Lane, ...] = (*self._shards, self._lane)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -51,9 +56,7 @@ class Writer:
         """
         for shard in self._shards:
             await shard.open()
-        self._tasks = [
-            asyncio.create_task(shard.run(), name=f"replaykit-writer-{n}") for n, shard in enumerate(self._shards)
-        ]
+        self._tasks = [asyncio.create_task(one.run(), name=f"replaykit-writer-{n}") for n, one in enumerate(self._all)]
 
     def put(self, unit: Unit, answer: Answer) -> None:
         """Send a unit; `answer` is called on the event loop once its fate is known. At most one unit of a run at a time."""
@@ -66,16 +69,16 @@ class Writer:
 
     async def drained(self) -> None:
         """Wait until every unit has its verdict."""
-        for shard in self._shards:
-            await shard.idle.wait()
+        for one in self._all:
+            await one.idle.wait()
 
     async def close(self) -> None:
         """Stop at once; units without a verdict get none."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for shard in self._shards:
-            await shard.close()
+        for one in self._all:
+            await one.close()
 
 
 def _shard_of(run_id: UUID) -> int:
@@ -89,8 +92,9 @@ _Answered = tuple[_Item, Verdict, str | None]
 class _Shard:
     """One connection and its queue."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lane: _Lane) -> None:
         self._database = database
+        self._lane = lane
         self._connection: Connection | None = None
         self._queue: deque[_Item] = deque()
         self._arrived = asyncio.Event()
@@ -149,8 +153,10 @@ class _Shard:
                 if not is_refusal(error):
                     await self._recover(error, failures)
                     failures += 1
-                    if len(batch) > 1 and is_lock_timeout(error):
-                        break
+                    if is_lock_timeout(error):
+                        batch = await self._without_locked(batch)
+                        if not batch:
+                            return
                     continue
                 if len(batch) == 1:
                     self._answer([(batch[0], Verdict.REFUSED, first_line(error))])
@@ -161,6 +167,19 @@ class _Shard:
         middle = len(batch) // 2
         await self._write(batch[:middle])
         await self._write(batch[middle:])
+
+    async def _without_locked(self, batch: list[_Item]) -> list[_Item]:
+        """The rest of a batch after what somebody outside has locked has gone to the lane."""
+        try:
+            assert self._connection is not None
+            rows = await self._connection.run(*journal.unlocked([unit for unit, _, _ in batch]))
+        except Exception:  # the connection: the next try of the whole batch says so
+            return batch
+        free = journal.parse_unlocked(rows)
+        for item in batch:
+            if item[0].run_id not in free:
+                self._lane.put(item, self._answer)
+        return [item for item in batch if item[0].run_id in free]
 
     async def _recover(self, error: Exception, failures: int) -> None:
         if failures == 0 and not is_lock_timeout(error):
@@ -182,6 +201,66 @@ class _Shard:
                 answer(verdict, words)
             except Exception:  # one run's trouble is not its neighbours'
                 log.exception("answer_failed")
+
+
+class _Lane:
+    """Where units wait whose run's row somebody outside has locked. They are written one by one once it is free."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Connection | None = None
+        self._waiting: list[tuple[_Item, Callable[[list[_Answered]], None]]] = []
+        self._arrived = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def put(self, item: _Item, answer: Callable[[list[_Answered]], None]) -> None:
+        log.warning("run_locked_by_someone_else", run=str(item[0].run_id))
+        self._waiting.append((item, answer))
+        self.idle.clear()
+        self._arrived.set()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def run(self) -> None:
+        while True:
+            if not self._waiting:
+                self.idle.set()
+                await self.close()
+                self._arrived.clear()
+                await self._arrived.wait()
+            try:
+                await self._turn()
+            except Exception as error:
+                if not is_lock_timeout(error):
+                    await self.close()
+            if self._waiting:
+                await asyncio.sleep(_LANE_SECONDS)
+
+    async def _turn(self) -> None:
+        """Writes what is free now. A lock taken meanwhile ends the turn."""
+        if self._connection is None:
+            self._connection = await self._database.connect()
+        connection = self._connection
+        rows = await connection.run(*journal.unlocked([item[0] for item, _ in self._waiting]))
+        free = journal.parse_unlocked(rows)
+        for waiting in [waiting for waiting in self._waiting if waiting[0][0].run_id in free]:
+            item, answer = waiting
+            unit = item[0]
+            unit.tries += 1
+            try:
+                verdicts = await _send(connection, [unit])
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                answered: _Answered = (item, Verdict.REFUSED, first_line(error))
+            else:
+                answered = (item, verdicts[unit.run_id], None)
+            self._waiting.remove(waiting)
+            answer([answered])
 
 
 async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict]:
