@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+from typing import Any
+from uuid import UUID
 
 from tests.crash.crew import Crew
 from tests.crash.outside import Outside
@@ -25,7 +27,7 @@ def test_a_race_has_the_same_winner_after_kill_9(crew: Crew, outside: Outside, r
     worker.wait_ready(2)
     started = start(crew.dsn, races, [(ROUNDS, 0.0, 0.06)] * RUNS)
 
-    before = []
+    before: list[dict[UUID, list[tuple[Any, ...]]]] = []
     while len(before) < KILLS:
         calls = len(outside.calls()) + random.randrange(3 * RUNS, 6 * RUNS)
         eventually(lambda: len(outside.calls()) >= calls, "bodies are called")  # noqa: B023

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import http.client
 import os
 import random
@@ -129,24 +130,9 @@ async def gated_sync(gate: str) -> str:
 
 
 @workflow
-async def gated_pair(first: str, second: str) -> list[str]:
-    """Two bodies side by side that wait for the test."""
-    return list(await asyncio.gather(step(pass_gate, first), step(pass_gate, second)))
-
-
-@workflow
-async def nap(seconds: float) -> str:
-    """Waits durably between two steps."""
-    await step(visit, 1, 0.0, 0.0)
-    await sleep(seconds)
-    await step(visit, 2, 0.0, 0.0)
-    return "rested"
-
-
-@workflow
-async def snooze(seconds: float) -> str:
+async def snooze_until(moment: str) -> str:
     """Only waits."""
-    await sleep(seconds)
+    await sleep(dt.datetime.fromisoformat(moment))
     return "rested"
 
 
