@@ -47,7 +47,7 @@ types: $(VENV)/.develops ## mypy --strict and pyright, over the package, its tes
 	@$(PY) -m mypy
 	@$(PY) tests/typing/run_pyright.py
 
-bench: $(VENV)/.develops ## the figures: must, goal, measured; exits 1 if a must is missed
+bench: $(VENV)/.develops .venv-peers/.installed ## the figures: must, goal, measured, peers; exits 1 if a must is missed
 	@$(PY) -m benchmarks $(ARGS)
 
 simulate: $(VENV)/.develops ## SEEDS=10000: random programs, crashes and orders of completion through the pure core
@@ -58,6 +58,9 @@ matrix: ## the tests under each of Python 3.11, 3.12 and 3.13 that is found here
 
 soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
+
+crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it (about 6 minutes)
+	@$(PY) -m pytest tests/crash -m slow -s -q $(ARGS)
 
 docs: $(VENV)/.develops ## check the docs: links, settings, commands and the SQL in them
 	@$(PY) -m pytest -q tests/test_docs.py $(ARGS)
@@ -77,6 +80,14 @@ $(VENV)/.develops: $(PY) pyproject.toml
 	@$(PIP) -e '.[embedded,dev]'
 	@touch $(VENV)/.runs $@
 
+# The peers have a .venv of their own: what they need must not decide what we run on. Without them bench says so.
+.venv-peers/.installed: $(PY) benchmarks/requirements-peers.txt
+	@echo "installing the peers that bench compares with into .venv-peers"
+	@$(PY) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt \
+	  || { rm -rf .venv-peers/bin/python; echo "the peers could not be installed: bench goes on without them"; }
+	@touch $@
+
 # A python may be on PATH and yet not work: a shim of another user's, too old, without venv or ensurepip.
 $(PY):
 	@rm -rf $(VENV)
@@ -89,4 +100,4 @@ $(PY):
 	done; \
 	echo "make: no Python >= 3.11 with venv and ensurepip found (tried: $(PYTHONS))" >&2; exit 1
 
-.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix soak docs clean
+.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix soak crash docs clean
