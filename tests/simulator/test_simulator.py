@@ -35,9 +35,11 @@ ROUGH = Chances(crash=0.02, late=0.15, lost=0.1, stale=0.1)
 @pytest.fixture(autouse=True)
 def no_rubbish() -> None:
     """A mutant may leave code behind that the collector ends during the next test."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
+    sys.unraisablehook = hook
 
 
 def first_mismatch(chances: Chances | None = None, seeds: int = SEEDS_MAX) -> str | None:
