@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +19,27 @@ def outside() -> Iterator[Outside]:
         yield server
 
 
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers for the fixtures whether their test failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture
-def crew(tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
+def crew(request: pytest.FixtureRequest, tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
     """Starts `replaykit worker` processes; none is left at the end, and a failed test shows what they wrote."""
     hired = Crew(tmp_path, dsn, outside.address)
     try:
         yield hired
     finally:
         hired.close()
-        print(hired.logs())
+        if request.node.stash.get(FAILED, False):
+            print(hired.logs())
 
 
 @pytest.fixture
