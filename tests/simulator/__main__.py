@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import multiprocessing
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulator.simulation import simulate, trace
+from tests.simulator.simulation import play, trace
 
 _CHUNK = 50
-
-
-def play(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """Play `count` schedules: what happened in all, and the seeds that broke something."""
-    facts: Counter[str] = Counter()
-    broken: list[tuple[int, str]] = []
-    for seed in range(first, first + count):
-        try:
-            happened, mismatch = simulate(seed)
-        except Exception as error:
-            happened, mismatch = Counter[str](), f"the simulator itself failed: {error!r}"
-        facts += happened
-        if mismatch is not None:
-            broken.append((seed, mismatch))
-    gc.collect()
-    return facts, broken
 
 
 def main() -> int:

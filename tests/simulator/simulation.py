@@ -22,6 +22,7 @@ At the end of each run (`invariants.py`), by one replay of its journal:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import sys
@@ -43,7 +44,7 @@ from tests.simulator.database import ENDED, Database, Row
 from tests.simulator.invariants import BodyStart, History, Mismatch, check_journal, check_run, leave, new_execution
 from tests.simulator.programs import Watched
 
-__all__ = ["Chances", "Mismatch", "Simulation", "simulate", "trace"]
+__all__ = ["Chances", "Mismatch", "Simulation", "play", "simulate", "trace"]
 
 SETTINGS: Final = Settings(input_bytes_max=256)
 _START_US: Final = 1_790_000_000_000_000
@@ -561,6 +562,22 @@ def simulate(seed: int, chances: Chances | None = None) -> tuple[Counter[str], s
     """Play one schedule: what happened, and the broken invariant or None."""
     simulation = Simulation(seed, chances)
     return simulation.facts, _play(simulation)
+
+
+def play(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]:
+    """Play `count` schedules: what happened in all, and the seeds that broke something."""
+    facts: Counter[str] = Counter()
+    broken: list[tuple[int, str]] = []
+    for seed in range(first, first + count):
+        try:
+            happened, mismatch = simulate(seed)
+        except Exception as error:
+            happened, mismatch = Counter[str](), f"the simulator itself failed: {error!r}"
+        facts += happened
+        if mismatch is not None:
+            broken.append((seed, mismatch))
+    gc.collect()
+    return facts, broken
 
 
 def trace(seed: int) -> tuple[list[str], str | None]:
