@@ -103,6 +103,11 @@ class Outside:
         with self._lock:
             return [c for c in self._calls if run in (None, c.run) and key in (None, c.key)]
 
+    @property
+    def count(self) -> int:
+        """How many calls have begun."""
+        return len(self._calls)
+
     def begun(self) -> Counter[tuple[str, str]]:
         """How often each step of each run was called."""
         return Counter((c.run, c.key) for c in self.calls())
@@ -110,7 +115,8 @@ class Outside:
     def busy(self, pid: int | None = None) -> int:
         """Calls that are open now, by that process."""
         with self._lock:
-            return sum(1 for c in self._calls if c.ended is None and pid in (None, c.pid))
+            peers = (peer for peers in self._open.values() for peer in peers)
+            return sum(1 for peer in peers if peer.call is not None and pid in (None, peer.call.pid))
 
     def open_gate(self, name: str) -> None:
         """Let pass all that wait there, and all that come."""
@@ -177,7 +183,7 @@ class Outside:
                 self._answer(peer, REFUSED)
 
     def _begin(self, peer: Peer, call: Call) -> None:
-        for other in list(self._open[call.run, call.key]):
+        for other in list(self._open.get((call.run, call.key), ())):
             if _has_closed(other.socket):
                 self._hang_up(other)
                 continue
@@ -194,7 +200,10 @@ class Outside:
         if call is not None:
             call.ended = time.time()
             call.completed = completed
-            self._open[call.run, call.key].remove(peer)
+            peers = self._open[call.run, call.key]
+            peers.remove(peer)
+            if not peers:
+                del self._open[call.run, call.key]
 
     def _hang_up(self, peer: Peer) -> None:
         self._end(peer, completed=False)

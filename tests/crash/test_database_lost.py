@@ -58,8 +58,8 @@ def test_runs_go_on_after_the_server_died(
         crew.hire("--lease-seconds", "3", "--processes", "2").wait_ready(2)
         started = start(own_dsn, chain, [(STEPS, 0.0, 0.04)] * RUNS)
         for _ in range(2):
-            calls = len(outside.calls()) + 10 * RUNS
-            eventually(lambda: len(outside.calls()) >= calls, "bodies are called")  # noqa: B023
+            calls = outside.count + 10 * RUNS
+            eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
             before = rows.journals()
             dead = postmaster(home)
             os.kill(dead, how)
@@ -97,8 +97,8 @@ def test_terminated_connections_repeat_nothing(crew: Crew, outside: Outside, row
     started = start(crew.dsn, chain, [(STEPS, 0.0, 0.04)] * RUNS)
 
     for _ in range(8):
-        calls = len(outside.calls()) + 4 * RUNS
-        eventually(lambda: len(outside.calls()) >= calls, "bodies are called")  # noqa: B023
+        calls = outside.count + 4 * RUNS
+        eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
         rows.ask(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where datname = current_database() and pid <> pg_backend_pid()"

@@ -46,8 +46,8 @@ def test_a_run_killed_at_random_moments_finishes_elsewhere(
 def kill_a_busy_child(crew: Crew, outside: Outside, chance: random.Random) -> int:
     """Kills one, after a random number of further calls; 0 if there was none."""
     (worker,) = crew.workers
-    until = len(outside.calls()) + chance.randrange(2 * RUNS)
-    eventually(lambda: len(outside.calls()) >= until or not outside.busy(), "bodies are called, or none is left")
+    until = outside.count + chance.randrange(2 * RUNS)
+    eventually(lambda: outside.count >= until or not outside.busy(), "bodies are called, or none is left")
     busy = [pid for pid in worker.ready() if outside.busy(pid)]
     if not busy:
         return 0

@@ -40,7 +40,7 @@ def test_no_step_runs_in_two_processes_at_once(
         done[kill_one(crew, staff, outside, chance)] += 1
     rows.wait_ended(len(started), 90)
 
-    print(f"{dict(done)}, {len(started)} runs, {len(outside.calls())} calls, {rows.recoveries()} recoveries")
+    print(f"{dict(done)}, {len(started)} runs, {outside.count} calls, {rows.recoveries()} recoveries")
     assert outside.overlaps == []
     assert rows.outputs(started) == dict.fromkeys(started, ("succeeded", sum(range(STEPS))))
     recorded = rows.recorded()
@@ -55,8 +55,8 @@ def hire(crew: Crew) -> WorkerProcess:
 
 def kill_one(crew: Crew, staff: list[WorkerProcess], outside: Outside, chance: random.Random) -> str:
     """Kills one that works, after some more calls; what it was."""
-    calls = len(outside.calls()) + chance.randrange(2 * len(staff))
-    eventually(lambda: len(outside.calls()) >= calls, "bodies are called")
+    calls = outside.count + chance.randrange(2 * len(staff))
+    eventually(lambda: outside.count >= calls, "bodies are called")
     number = eventually(lambda: busiest(staff, outside, chance), "a worker works") - 1
     worker = staff[number]
     what = chance.choices(["child", "parent", "both"], [7, 2, 1])[0]

@@ -129,6 +129,27 @@ async def gated_sync(gate: str) -> str:
     return await step(pass_gate_sync, gate)
 
 
+async def quiet(number: int) -> int:
+    """Tells nobody."""
+    await asyncio.sleep(0)
+    return number
+
+
+@workflow
+async def quiet_chain(steps: int) -> int:
+    """Very many steps one after another."""
+    total = 0
+    for number in range(steps):
+        total += await step(quiet, number)
+    return total
+
+
+@workflow
+async def quiet_fan(steps: int) -> int:
+    """Very many steps side by side."""
+    return sum(await asyncio.gather(*(step(quiet, number) for number in range(steps))))
+
+
 @workflow
 async def snooze_until(moment: str) -> str:
     """Only waits."""
