@@ -77,21 +77,24 @@ _GIVE_BACK = "state = 'pending', lease_token = null, worker = null, reason = nul
 
 # Hand back all runs of one worker that is known to be gone or done, and mark its row. Waits for a write in flight, so
 # that none is left out: a worker killed under load has a batch of a hundred runs on its way.
-RELEASE = Statement(
-    "workers-release-runs",
-    f"""
+_RELEASE = f"""
 with gone as (
     update {{schema}}.workers set stopped_at = coalesce(stopped_at, clock_timestamp()), in_flight = '[]'
     where id = %(id)s
 ), lost as materialized (
-    select id from {{schema}}.runs where worker = %(id)s and state = 'running' order by id for no key update
+    select id from {{schema}}.runs where worker = %(id)s and state = 'running' order by id for no key update {{patience}}
 ), back as (
     update {{schema}}.runs set {_GIVE_BACK}, recoveries = recoveries + %(recovery)s::int
     where id = any(array(select id from lost)) returning 1
 )
 select count(*) from back
-""",
-)
+"""
+
+RELEASE = Statement("workers-release-runs", _RELEASE.replace("{patience}", ""))
+
+# The same without the wait, when a transaction that somebody outside leaves open on one run would keep all others: that
+# one is left to the next sweep.
+RELEASE_UNLOCKED = Statement("workers-release-unlocked", _RELEASE.replace("{patience}", "skip locked"))
 
 STOP = Statement(
     "workers-stop",
@@ -191,13 +194,14 @@ def parse_clock(rows: Sequence[tuple[Any, ...]]) -> int | None:
     return rows[0][0] if rows else None
 
 
-def release_worker(worker_id: UUID, recovered: bool) -> Bound:
+def release_worker(worker_id: UUID, recovered: bool, *, wait: bool = True) -> Bound:
     """Hand back all runs of a worker that has ended; `parse_released` reads it. Repeatable.
 
     Args:
         recovered: it died: counts as a recovery of each run.
+        wait: for runs that others have locked; False: leave them to the next sweep.
     """
-    return RELEASE, {"id": worker_id, "recovery": int(recovered)}
+    return RELEASE if wait else RELEASE_UNLOCKED, {"id": worker_id, "recovery": int(recovered)}
 
 
 def parse_released(rows: Sequence[tuple[Any, ...]]) -> Released:

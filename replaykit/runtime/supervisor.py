@@ -25,14 +25,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID, uuid4
 
 import structlog
 from pydantic import ValidationError
 
 from replaykit.postgres import leases, runs
-from replaykit.postgres.database import Database, SyncConnection
+from replaykit.postgres.database import Database, SyncConnection, is_lock_timeout
 from replaykit.postgres.schema import work_channel
 from replaykit.runtime.config import WorkerConfig
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
@@ -402,8 +402,7 @@ class Releases:
         try:
             if self._connection is None:
                 self._connection = self._database.connect_sync()
-            rows = self._connection.run(*leases.release_worker(worker_id, recovered=recovered))
-            released = leases.parse_released(rows)
+            released = leases.parse_released(_release(self._connection, worker_id, recovered))
             if released.runs:
                 self._connection.run(*runs.notify(work_channel(self._config.schema_name)))
         except Exception as error:  # whatever it is: the runs stay where they are until it works or the lease ends
@@ -418,6 +417,15 @@ class Releases:
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.close()
+
+
+def _release(connection: SyncConnection, worker_id: UUID, recovered: bool) -> list[tuple[Any, ...]]:
+    try:
+        return connection.run(*leases.release_worker(worker_id, recovered=recovered))
+    except Exception as error:
+        if not is_lock_timeout(error):
+            raise
+        return connection.run(*leases.release_worker(worker_id, recovered=recovered, wait=False))
 
 
 def _write_line(child: Child, line: bytes) -> None:

@@ -110,6 +110,25 @@ def test_a_row_locked_by_someone_else_delays_only_its_run(crew: Crew, outside: O
     assert worker.ready() == [child]
 
 
+def test_a_locked_row_delays_no_other_run_of_a_dead_process(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """Its runs are handed back and resumed, all but the one; that one follows when it is free."""
+    worker = crew.hire()
+    (child,) = worker.wait_ready()
+    blocked, *others = started = start(crew.dsn, gated, [("gate",)] * 20)
+    eventually(lambda: outside.busy(child) == 20, "all bodies run")
+
+    with psycopg.connect(crew.dsn) as foreign:
+        foreign.execute("select 1 from replaykit.runs where id = %s for update", (blocked,))
+        os.kill(child, signal.SIGKILL)
+        outside.open_gate("gate")
+        rows.wait_ended(19, 20)
+        assert rows.outputs(others) == dict.fromkeys(others, ("succeeded", ["gate"]))
+    rows.wait_ended(20)
+
+    assert rows.outputs(started) == dict.fromkeys(started, ("succeeded", ["gate"]))
+    assert set(outside.begun().values()) == {2}
+
+
 def resident_bytes(pid: int) -> int:
     """What a process has in memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
