@@ -180,8 +180,9 @@ class Driver:
                 self._last_at = entry.at
             yield entry
 
-    def begin(self, now: int) -> None:
-        """The whole journal has been replayed: go on from here."""
+    def begin(self, now: int, *, draining: bool = False) -> None:
+        """The whole journal has been replayed: go on from here, or (`draining`) start nothing and hand the run back."""
+        self._draining = self._draining or draining
         if not self._started:
             self.replay(())
         self._committed = self._last_seq

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -130,9 +131,11 @@ class Executor:
     def drain(self) -> None:
         """Start nothing new; the run is handed back when its bodies have ended."""
         self._draining = True
-        self.postponed.clear()
+        postponed, self.postponed = self.postponed, []
         if self.driver is not None and self._loading is None:
             self._tell(self.driver.drain)
+            for action in postponed:  # else the run would wait for bodies that never began
+                self._tell(self.driver.body_stopped, action.call.key)
 
     def stop_bodies(self) -> None:
         """Cancel the async bodies: the grace is over. They will run again elsewhere."""
@@ -244,9 +247,7 @@ class Executor:
 
     def _ready(self, driver: Driver) -> None:
         self.driver = driver
-        self._tell(driver.begin)
-        if self._draining:
-            self._tell(driver.drain)
+        self._tell(functools.partial(driver.begin, draining=self._draining))
 
     # ------------------------------------------------------------------ obeying
 

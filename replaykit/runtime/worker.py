@@ -448,13 +448,16 @@ class Worker:
     async def _claim(self, connection: Connection, queue: str, limit: int) -> list[ClaimedRun]:
         # Until it is answered a claim is repeated with its token: what an unanswered one took is handed over then.
         token = self._claim_tokens.setdefault(queue, uuid.uuid4())
-        sent = runs.claim(queue=queue, workflows=list(self.workflows), worker=self.worker_id, token=token, limit=limit)
+        worker = self.worker_id
+        sent = runs.claim(queue=queue, workflows=list(self.workflows), worker=worker, token=token, limit=limit)
         claimed = runs.parse_claim(await connection.run_all(sent), token)
         del self._claim_tokens[queue]
-        return claimed
+        return claimed if worker == self.worker_id else []  # else their lease was lost while the answer was on its way
 
     def _admit(self, run: ClaimedRun) -> None:
         executor = Executor(self._shop, run, self.workflows[run.workflow])
+        if self.draining:  # the claim was on its way when the drain began
+            executor.drain()
         self._executors[run.id] = executor
         asyncio.get_running_loop().call_soon(executor.begin)
 
