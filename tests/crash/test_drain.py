@@ -6,10 +6,12 @@ import signal
 import time
 from uuid import UUID
 
+import psycopg
+
 from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.outside import Outside
 from tests.crash.rows import Rows, start
-from tests.crash.workflows import gated, gated_sync
+from tests.crash.workflows import chain, gated, gated_sync
 from tests.runtime.facts import eventually
 
 LEASE = ("--lease-seconds", "60")
@@ -104,4 +106,44 @@ def test_a_thread_that_ends_in_time_is_recorded(crew: Crew, outside: Outside, ro
     assert worker.process.wait(SOON_SECONDS) == 0
     assert [entry.key for entry in rows.entries(run)] == ["pass_gate_sync"]
     assert len(outside.calls()) == 1
+    assert rows.recoveries() == 0
+
+
+def test_a_rolling_deploy_repeats_nothing(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """Workers replaced one after another under load: every body is called once, nobody recovers anything."""
+    runs, steps = 30, 60
+    staff = [crew.hire(*LEASE, "--grace-seconds", "60") for _ in range(2)]
+    for worker in staff:
+        worker.wait_ready()
+    started = start(crew.dsn, chain, [(steps, 0.1, 0.3)] * runs)
+
+    for turn in range(4):
+        calls = outside.count + runs
+        eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
+        leaving, staff[turn % 2] = staff[turn % 2], crew.hire(*LEASE, "--grace-seconds", "60")
+        staff[turn % 2].wait_ready()
+        terminate(leaving)
+        assert leaving.process.wait(SOON_SECONDS) == 0
+    rows.wait_ended(runs)
+
+    assert rows.outputs(started) == dict.fromkeys(started, ("succeeded", sum(range(steps))))
+    assert set(outside.begun().values()) == {1}
+    assert rows.recoveries() == 0
+
+
+def test_a_claim_on_its_way_when_the_drain_begins_starts_nothing(crew: Crew, outside: Outside, rows: Rows) -> None:
+    """Its answer is late: the runs in it are handed back as they came, within the grace period."""
+    worker = crew.hire(*LEASE, "--grace-seconds", "60")
+    worker.wait_ready()
+    claim = "select wait_event from pg_stat_activity where query like '%update%runs%lease_token%' and state = 'active'"
+    with psycopg.connect(rows.dsn) as foreign:
+        foreign.execute("lock table replaykit.runs in access exclusive mode")
+        eventually(lambda: foreign.execute(claim).fetchall(), "a claim waits")
+        foreign.execute("select replaykit.start('gated', '[\"gate\"]') from generate_series(1, 5)")
+        worker.process.send_signal(signal.SIGTERM)
+        eventually(lambda: worker.events("workers_stopping"), "it stops")
+
+    assert worker.process.wait(SOON_SECONDS) == 0
+    assert outside.count == 0
+    assert rows.states() == {"pending": 5}
     assert rows.recoveries() == 0
