@@ -454,6 +454,17 @@ _CHECKED: dict[str, str] = {}
 
 
 def _close(coroutine: Any) -> bool:
+    """Close what it awaits first, the innermost first of all: a coroutine that ignores GeneratorExit would end its caller
+    with a RuntimeError and be left to the collector."""
+    chain = []
+    link = coroutine
+    while link is not None and hasattr(link, "close"):
+        chain.append(link)
+        link = getattr(link, "cr_await", None) or getattr(link, "gi_yieldfrom", None) or getattr(link, "ag_await", None)
+    return all([_close_one(link) for link in reversed(chain)])
+
+
+def _close_one(coroutine: Any) -> bool:
     for _ in range(_CLOSES_MAX):
         try:
             coroutine.close()
