@@ -33,9 +33,6 @@ class Settings(BaseModel):
     poll_seconds: Annotated[float, Field(gt=0)] = 1.0
     """Time between two looks for work when no hint (NOTIFY) comes."""
 
-    recoveries_max: Annotated[int, Field(ge=1)] = 5
-    """Recoveries without progress after which a run is held. Bad luck rarely strikes five times on one run."""
-
     payload_bytes_max: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
     """The largest single value in the journal. Larger ones belong in object storage, by reference."""
 

@@ -209,10 +209,28 @@ class Driver:
         self._go_on(now)
 
     def body_stopped(self, key: str, now: int) -> None:
-        """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere."""
+        """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere.
+
+        From then on the run can only be handed back: to this execution the call looks as if it had been answered for.
+        """
         self.in_flight.pop(key, None)
+        self._draining = True
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
+
+    def may_begin(self, key: str) -> bool:
+        """Whether a body whose start was put off is still wanted. If not, it is forgotten here."""
+        execution = self.execution
+        wanted = (
+            key in self.in_flight
+            and self.phase is Phase.ACTIVE
+            and not self._draining
+            and execution.hold_reason is None
+            and execution.ended is None
+        )
+        if not wanted:
+            self.in_flight.pop(key, None)
+        return wanted
 
     def tick(self, now: int) -> None:
         """Time went on."""

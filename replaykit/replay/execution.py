@@ -85,7 +85,6 @@ class Execution:
         )
         self.open: dict[str, CallStep] = {}
         self.timers_fired = 0
-        self.replaying = False
         self.hold_reason: str | None = None
         self.ended: Ended | None = None
         self._function = function
@@ -94,6 +93,7 @@ class Execution:
         self._commands: list[Command] = []
         self._absolute: set[str] = set()
         self._calls_made = 0
+        self._awaited = 0  # calls in `open` that the code still waits for
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
         self._on_outside = on_outside
@@ -126,14 +126,13 @@ class Execution:
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Deliver recorded entries until their end or a hold. Commands are not kept: `net_commands` says what remains."""
-        self.replaying = True
         with self.loop.turning():
             for entry in entries:
                 if self.hold_reason is not None:
                     break
                 self._deliver(entry, _MISSING)
                 self._commands.clear()
-        self.replaying = False
+        self.loop.problems.clear()  # they were told when they were new
 
     def _deliver(self, entry: Entry, value: Any) -> None:
         loop = self.loop
@@ -167,6 +166,8 @@ class Execution:
             )
             return
         del self.open[entry.key]
+        if not call.abandoned:
+            self._awaited -= 1
         future = call.future
         if future is None or future.done():
             return  # the code gave it up: the entry moves the clock and reaches nobody
@@ -273,6 +274,7 @@ class Execution:
         if self.hold_reason is None:
             call.context = contextvars.copy_context()
             self.open[call.key] = call
+            self._awaited += 1
             self._commands.append(call)
         return future
 
@@ -281,6 +283,8 @@ class Execution:
         if self.loop.gone or self.hold_reason is not None:
             return
         call.abandoned = True
+        if call.key in self.open:
+            self._awaited -= 1
         self._commands.append(CancelStep(call.key))
 
     def dropped(self, call: CallStep) -> None:
@@ -336,12 +340,7 @@ class Execution:
                 self._root.cancel()
 
     def _is_stuck(self) -> bool:
-        if self.loop.next_timer() is not None:
-            return False
-        for call in self.open.values():  # noqa: SIM110 - a generator costs more than the rest of a replayed step's bookkeeping
-            if not call.abandoned:
-                return False
-        return True
+        return self._awaited == 0 and self.loop.next_timer() is None
 
     def _stacks(self) -> str:
         lines = [text for task in self.loop.tasks if not task.done() for text in [_stack(task)] if text]
@@ -461,7 +460,8 @@ def _close(coroutine: Any) -> bool:
     while link is not None and hasattr(link, "close"):
         chain.append(link)
         link = getattr(link, "cr_await", None) or getattr(link, "gi_yieldfrom", None) or getattr(link, "ag_await", None)
-    return all([_close_one(link) for link in reversed(chain)])
+    ended = [_close_one(link) for link in reversed(chain)]
+    return all(ended)
 
 
 def _close_one(coroutine: Any) -> bool:

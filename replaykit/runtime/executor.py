@@ -41,7 +41,8 @@ __all__ = ["Body", "Executor", "Shop"]
 log = structlog.get_logger("replaykit")
 
 _SLICE_ENTRIES: Final = 256  # entries between two looks at the clock
-_INLINE_ENTRIES_MAX: Final = 256  # a shorter journal is replayed at once, a longer one by a task of its own
+_HOLD_AGAIN_SECONDS: Final = 5.0
+_INLINE_ENTRIES_MAX: Final = 200  # a shorter journal is replayed at once, a longer one by a task of its own
 
 
 class Journals(Protocol):
@@ -110,6 +111,7 @@ class Executor:
         self._wake_at: int | None = None
         self._loading: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None  # with the bodies of a held run
         self.postponed: list[StartBody] = []
         self._draining = False
         self._left = False
@@ -119,14 +121,20 @@ class Executor:
     def begin(self) -> None:
         """Replay the journal and go on. Called from a plain callback of the event loop, as all that follows."""
         run = self.run
-        if run.last_seq is not None and len(run.entries) == run.last_seq <= _INLINE_ENTRIES_MAX:
-            driver = self._new_driver(run)
-            if driver is not None:
-                driver.replay(run.entries)
-                run.entries = []
-                self._ready(driver)
-        else:
+        if run.last_seq is None or len(run.entries) < run.last_seq or run.last_seq > _INLINE_ENTRIES_MAX:
             self._loading = self._host.create_task(self._load(run, None))
+            return
+        try:
+            driver = self._new_driver(run)
+            if driver is None:
+                return
+            driver.replay(run.entries)
+        except Exception as error:
+            log.exception("journal_not_replayed", run=str(run.id))
+            self._stop_at(f"its journal could not be replayed: {error!r}")
+            return
+        run.entries = []
+        self._ready(driver)
 
     def drain(self) -> None:
         """Start nothing new; the run is handed back when its bodies have ended."""
@@ -267,9 +275,7 @@ class Executor:
         driver = self.driver
         assert driver is not None
         if self.postponed and self.shop.valid() and not self.shop.congested():
-            postponed, self.postponed = self.postponed, []
-            for action in postponed:
-                self._start_body(action, now)
+            self._begin_postponed(driver, now)
         for step in driver.take_actions():
             if type(step) is StartBody:
                 self._start_body(step, now)
@@ -278,12 +284,31 @@ class Executor:
         unit = driver.next_unit()
         if unit is not None:
             self.shop.put(unit, self._verdict)
+        if driver.execution.loop.problems:
+            self._report(driver)
+        if driver.execution.hold_reason is not None and self.bodies and self._patience is None:
+            self._patience = self._host.call_later(self.shop.settings.grace_seconds, self.stop_bodies)
         if driver.phase is not Phase.ACTIVE:
             self._changed_hands(driver)
             return
         wake_at = driver.next_wake
         if wake_at != self._wake_at:
             self._arm(wake_at, now)
+
+    def _report(self, driver: Driver) -> None:
+        """Errors that reach nobody in the workflow, as a plain event loop logs them."""
+        problems = driver.execution.loop.problems
+        for problem in problems:
+            error = problem.get("exception")
+            log.error("workflow_callback_failed", run=str(self.run.id), message=problem.get("message"), exc_info=error)
+        problems.clear()
+
+    def _begin_postponed(self, driver: Driver, now: int) -> None:
+        """Bodies whose start was put off: those still wanted begin once they may."""
+        postponed, self.postponed = self.postponed, []
+        for action in postponed:
+            if driver.may_begin(action.call.key):
+                self._start_body(action, now)
 
     def _arm(self, wake_at: int | None, now: int) -> None:
         if self._wake is not None:
@@ -334,17 +359,23 @@ class Executor:
             self._holding = self._host.create_task(self._hold(self.run, reason))
 
     async def _hold(self, run: ClaimedRun, reason: str) -> None:
-        try:
-            await self.shop.journals.hold(run, reason)
-        except Exception as error:
-            log.error("run_not_held", run=str(run.id), reason=reason, error=str(error))
-        finally:
-            self._host.call_soon(self.drop)
+        while True:
+            try:
+                await self.shop.journals.hold(run, reason)
+                break
+            except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
+                log.exception("run_not_held", run=str(run.id), reason=reason)
+                await asyncio.sleep(_HOLD_AGAIN_SECONDS)
+        self._host.call_soon(self.drop)
 
     def _leave(self, phase: Phase) -> None:
         """Out of memory: bodies nobody waits for are stopped, the execution is closed."""
         self._left = True
         self._arm(None, 0)
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._holding is not None:
+            self._holding.cancel()
         if self._loading is not None:
             self._loading.cancel()
         for key in list(self.bodies):

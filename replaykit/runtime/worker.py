@@ -36,7 +36,7 @@ from replaykit.limits import (
     Settings,
 )
 from replaykit.postgres import journal, leases, runs
-from replaykit.postgres.database import Connection, Database, is_transient
+from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_transient
 from replaykit.postgres.schema import Bound, done_channel, work_channel
 from replaykit.replay.calls import Workflow
 from replaykit.replay.driver import Phase
@@ -103,6 +103,7 @@ class Worker:
         self.concurrency = concurrency or self.settings.concurrency
         self.worker_id = worker_id or uuid.uuid4()
         self.draining = False
+        self._used = False
         self._client, self._target = _resolve(client_or_dsn, schema)
         self._lifespan = lifespan
         self._supervised = supervised
@@ -114,7 +115,6 @@ class Worker:
         self._more = False  # the last claim was full: more is likely there
         self._claim_tokens: dict[str, uuid.UUID] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended = 0
 
     # ------------------------------------------------------------------ public
 
@@ -145,6 +145,9 @@ class Worker:
             DatabaseUnreachable, SchemaMismatch: the database cannot be used.
         """
         remember_modules()
+        if self._used:
+            raise ConfigurationError("this Worker has been started before: make another")
+        self._used = True
         stack = contextlib.AsyncExitStack()
         try:
             await self._open(stack)
@@ -225,7 +228,11 @@ class Worker:
             client=self._client,
         )
         await self._take_lease()
-        await writer.start()
+        async with contextlib.AsyncExitStack() as opening:  # what is open when this fails is closed again
+            opening.callback(self._heartbeat.stop)
+            opening.push_async_callback(writer.close)
+            await writer.start()
+            opening.pop_all()
         loops = [self._tick_loop, self._claim_loop, self._reap_loop]
         if not self._poll_only:
             loops += [self._listen_loop, self._hint_loop]
@@ -308,14 +315,22 @@ class Worker:
         await asyncio.to_thread(self._heartbeat.stop)
         if hand_back:
             try:
-                await self._ask(leases.release_worker(self.worker_id, recovered=False))
-                await self._ask(leases.stop_worker(self.worker_id))
+                await self._release()
                 await self._ask(runs.notify(work_channel(self._target.schema)))
             except Exception as error:
                 log.warning("release_failed", worker=str(self.worker_id), error=str(error))
         for connection in (self._claims, self._others):
             if connection is not None:
                 await connection.close()
+
+    async def _release(self) -> None:
+        try:
+            await self._ask(leases.release_worker(self.worker_id, recovered=False))
+        except Exception as error:
+            if not is_lock_timeout(error):
+                raise
+            # A row that somebody outside has locked keeps only that run: the sweep hands it back later.
+            await self._ask(leases.release_worker(self.worker_id, recovered=False, wait=False))
 
     # ------------------------------------------------------------------ the lease
 
@@ -380,7 +395,7 @@ class Worker:
             await asyncio.sleep(min(self.settings.heartbeat, _REAP_SECONDS))
             if not self._heartbeat.may_reap():
                 continue
-            with contextlib.suppress(Exception):
+            try:
                 reaped = leases.parse_reaped(await self._ask(leases.reap_expired(REAP_RUNS_MAX)))
                 if reaped.workers or reaped.runs:
                     log.warning("workers_reaped", workers=reaped.workers, runs_handed_back=reaped.runs)
@@ -388,6 +403,9 @@ class Worker:
                 if time.monotonic() > prune_at:
                     prune_at = time.monotonic() + _PRUNE_SECONDS
                     await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
+            except Exception as error:
+                log.warning("sweep_failed", error=first_line(error))
+                await asyncio.sleep(_RECOVER_SECONDS)
 
     async def _hint_loop(self) -> None:
         """Tell clients that runs have ended: coalesced, outside of the journal's transactions, and only a hint."""

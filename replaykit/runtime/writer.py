@@ -20,7 +20,7 @@ import structlog
 
 from replaykit.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, WRITERS
 from replaykit.postgres import journal
-from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_refusal
+from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_refusal, is_transient
 from replaykit.replay.entries import Unit, Verdict
 
 __all__ = ["Answer", "Writer"]
@@ -30,6 +30,7 @@ log = structlog.get_logger("replaykit")
 Answer = Callable[[Verdict, str | None], None]
 """Called with a unit's verdict, and the database's words where it refused."""
 
+_TELL_EVERY: Final = 30  # tries between two words about a write that fails for no passing reason
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 _LANE_SECONDS: Final = 0.2  # between two looks at rows that somebody outside has locked
 
@@ -182,8 +183,11 @@ class _Shard:
         return [item for item in batch if item[0].run_id in free]
 
     async def _recover(self, error: Exception, failures: int) -> None:
-        if failures == 0 and not is_lock_timeout(error):
-            log.warning("journal_write_failed", error=first_line(error), retrying=True)
+        if is_transient(error):
+            if failures == 0 and not is_lock_timeout(error):
+                log.warning("journal_write_failed", error=first_line(error), retrying=True)
+        elif failures % _TELL_EVERY == 0:  # a right that is missing, a table, a defect: it may be mended while we try
+            log.error("journal_write_failed", error=first_line(error), retrying=True, exc_info=error)
         if self._connection is not None and self._connection.closed:
             connection, self._connection = self._connection, None
             with contextlib.suppress(Exception):
@@ -236,6 +240,7 @@ class _Lane:
                 await self._turn()
             except Exception as error:
                 if not is_lock_timeout(error):
+                    log.warning("journal_write_failed", error=first_line(error), retrying=True)
                     await self.close()
             if self._waiting:
                 await asyncio.sleep(_LANE_SECONDS)
