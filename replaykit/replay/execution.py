@@ -213,7 +213,7 @@ class Execution:
     def _advance(self) -> None:
         if self.hold_reason is None:
             self.loop.drain()
-            if self.hold_reason is None and self.ended is None and self._is_stuck():
+            if self.hold_reason is None and self.ended is None and not self.waits_outside():
                 self.hold(f"the run waits for something that nothing can ever resolve: {self._stacks()}")
 
     def _take_commands(self) -> list[Command]:
@@ -242,7 +242,9 @@ class Execution:
         """A step is called: its key is taken and its arguments are encoded now."""
         loop = self.loop
         if loop.gone:
-            raise Gone
+            if loop.may_raise_gone():
+                raise Gone
+            return asyncio.Future(loop=loop)  # type: ignore[return-value]
         info = describe(function)
         policy: Policy | None = getattr(function, POLICY_ATTRIBUTE, None)
         if options is not None:
@@ -339,8 +341,9 @@ class Execution:
             if self._root is not None and not self._root.done():
                 self._root.cancel()
 
-    def _is_stuck(self) -> bool:
-        return self._awaited == 0 and self.loop.next_timer() is None
+    def waits_outside(self) -> bool:
+        """Whether an entry may still come for something that the code waits for."""
+        return self._awaited > 0 or self.loop.next_timer() is not None
 
     def _stacks(self) -> str:
         lines = [text for task in self.loop.tasks if not task.done() for text in [_stack(task)] if text]

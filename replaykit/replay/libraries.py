@@ -12,7 +12,7 @@ import sys
 from asyncio import events
 from typing import Any
 
-__all__ = ["order_libraries"]
+__all__ = ["is_polling", "order_libraries"]
 
 
 class _Ordered(dict[Any, None]):
@@ -29,6 +29,16 @@ class _Ordered(dict[Any, None]):
 
 
 _ordered: set[str] = set()
+
+
+def is_polling(handle: Any) -> bool:
+    """Whether a callback is one that a library schedules again and again until something outside has happened: anyio tells a
+    task that it is cancelled at every turn of the loop, for as long as the task cleans up."""
+    callback = getattr(handle, "callback", None)
+    return (
+        getattr(callback, "__name__", "") == "_deliver_cancellation"
+        and getattr(callback, "__module__", "") == "anyio._backends._asyncio"
+    )
 
 
 def order_libraries(loop_type: type) -> None:

@@ -20,9 +20,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, NoReturn, Protocol
 
 from replaykit.errors import ConfigurationError, Gone
+from replaykit.replay.libraries import is_polling
 
 __all__ = ["RunFuture", "RunLoop", "RunTask", "Scope"]
 
+_GONE_MAX: Final = 1_000
+_POLLING_AFTER: Final = 1_000  # callbacks in one drain after which it looks for a library that polls
+_POLLS_MAX: Final = 100
 _SCOPE_CHARS_MAX: Final = 700  # leaves room for a name of 200 bytes and a count in KEY_BYTES_MAX
 _MASK: Final = (1 << 64) - 1
 
@@ -53,7 +57,7 @@ class Scope:
     def prefix(self) -> str:
         """`""` for the root's, else `1/`, `2.1/`, `@1/`."""
         if self._prefix is None:
-            unnumbered = [self]
+            unnumbered: list[Scope] = [self]
             above = self.parent
             while above is not None and above._prefix is None:
                 unnumbered.append(above)
@@ -179,6 +183,9 @@ class Host(Protocol):
     def hold_spinning(self, callbacks: int) -> None:
         """One drain needed more callbacks than it may."""
 
+    def waits_outside(self) -> bool:
+        """Whether an entry may still come for something that the code waits for."""
+
     def hold_from_outside(self, reason: str) -> None:
         """A foreign thread called in: the run cannot go on."""
 
@@ -228,6 +235,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.futures_made = 0
         self.timers_made = 0
         self.gone = False
+        self.gone_raised = 0
         self.stopped = False
         self.draining = False
         self.accepting = False  # true while the execution advances: nobody else may schedule here
@@ -253,6 +261,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.draining = True
         ready = self.ready
         left = self.drain_callbacks_max
+        polls = 0
         try:
             while ready and not self.stopped:
                 left -= 1
@@ -260,6 +269,11 @@ class RunLoop(asyncio.AbstractEventLoop):
                     self.execution.hold_spinning(self.drain_callbacks_max)
                     return
                 handle = ready.popleft()
+                if left < self.drain_callbacks_max - _POLLING_AFTER and is_polling(handle):
+                    polls += 1
+                    if polls > _POLLS_MAX and self.execution.waits_outside():
+                        ready.appendleft(handle)  # the next entry may bring what it polls for
+                        return
                 try:
                     if type(handle) is _Ready:
                         if not handle.dropped:
@@ -411,8 +425,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         return task.scope if isinstance(task, RunTask) else self.callback_scope
 
     def _check(self) -> None:
-        if self.gone:
+        if self.gone and self.may_raise_gone():
             raise Gone
+
+    def may_raise_gone(self) -> bool:
+        """Whether `Gone` may still help. Code that swallows it in a loop gets a future that never resolves instead, at
+        which its coroutine can be given up; else `leave` would never return."""
+        self.gone_raised += 1
+        return self.gone_raised <= _GONE_MAX
 
     # ------------------------------------------------------------------ what asyncio and libraries ask a loop
 

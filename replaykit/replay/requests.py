@@ -105,6 +105,7 @@ class Asker(Protocol):
 
     def request(self, call: CallStep) -> asyncio.Future[Any]:
         """The call is awaited for the first time."""
+        ...
 
     def abandon(self, call: CallStep) -> None:
         """The await was cancelled."""
@@ -114,6 +115,7 @@ class Asker(Protocol):
 
     def hash_of(self, call: CallStep) -> int:
         """A fixed hash for the awaitable of a call."""
+        ...
 
 
 class Pending(Coroutine[Any, Any, T_co]):

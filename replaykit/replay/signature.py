@@ -187,7 +187,7 @@ class FunctionInfo:
             ValueError: the input does not fit today's annotations, or was too large to be kept.
         """
         if text.startswith(_CALL):
-            call = json.loads(text)["~call"]
+            call: Any = json.loads(text)["~call"]
             if isinstance(call, list):
                 call = {"args": call}
             bound = self.validate_input(call.get("args", []), call.get("kwargs", {}))

@@ -1046,3 +1046,51 @@ def test_a_replay_of_anything_is_the_same_in_a_fresh_execution() -> None:
     assert again.result == live.result
     assert again.asked == live.asked
     assert sys.getrefcount(again.execution) < 20
+
+
+def test_code_that_swallows_everything_for_ever_can_still_be_left() -> None:
+    """`while True: try: await step(...) except: pass` ends neither the worker nor its turn when its run leaves memory."""
+
+    @workflow
+    async def swallows() -> None:
+        while True:
+            with contextlib.suppress(BaseException):
+                await step(echo, 1)
+
+    @workflow
+    async def swallows_sleep() -> None:
+        while True:
+            with contextlib.suppress(BaseException):
+                await asyncio.sleep(5)
+
+    for code in (swallows, swallows_sleep):
+        live = begin(code)
+        leave(live)
+
+        assert live.execution.loop.gone
+
+
+def test_a_library_that_polls_until_a_task_has_cleaned_up_does_not_hold_the_run() -> None:
+    """anyio repeats a cancellation at every turn of the loop; the step in the `finally` it waits for still comes."""
+
+    async def works() -> None:
+        try:
+            await sleep(100)
+        finally:
+            await step(echo, 1)
+
+    @workflow
+    async def moves_on() -> str:
+        with anyio.move_on_after(5):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(works())
+        return "moved on"
+
+    live = begin(moves_on)
+    live.fire()
+    assert live.execution.hold_reason is None
+    assert list(live.execution.open) == ["1/echo"]
+
+    live.answer("1/echo", 1)
+    assert live.execution.ended is not None
+    assert live.execution.ended.output == '"moved on"'

@@ -583,6 +583,7 @@ def test_a_timer_of_no_number_or_of_no_end() -> None:
 
     @workflow
     async def waits() -> str:
+        said = ""
         try:
             asyncio.get_running_loop().call_later(float("nan"), print)
         except ValueError as error:

@@ -62,7 +62,7 @@ def query(dsn: str, sql: str) -> list[Any]:
     while True:
         try:
             with psycopg.connect(dsn, autocommit=True) as connection:
-                cursor = connection.execute(sql)
+                cursor = connection.execute(sql.encode())
                 return cursor.fetchall() if cursor.description else []
         except psycopg.OperationalError:
             if time.monotonic() > deadline:

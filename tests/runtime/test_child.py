@@ -48,7 +48,7 @@ def start(dsn: str, workflow: Workflow[[str], int], folder: Path) -> UUID:
 def row(dsn: str, run_id: UUID, columns: str = "state, recoveries") -> tuple[Any, ...]:
     """Columns of the run's row."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        found = connection.execute(f"select {columns} from replaykit.runs where id = %s", (run_id,)).fetchone()
+        found = connection.execute(f"select {columns} from replaykit.runs where id = %s".encode(), (run_id,)).fetchone()
     assert found is not None
     return found
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable
 from replaykit.limits import Settings
@@ -89,7 +90,7 @@ def beating(dsn: str, lease_seconds: float = 1.0, **options: Any) -> Iterator[Be
 def ask(dsn: str, query: str, *parameters: Any) -> Any:
     """The first column of the first row."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute(query, parameters).fetchone()
+        row = connection.execute(query.encode(), parameters).fetchone()
     return None if row is None else row[0]
 
 
@@ -195,12 +196,12 @@ def test_a_lost_connection_is_made_again_and_takes_the_permission_to_reap(dsn: s
 
 def test_a_row_that_expired_in_an_outage_is_renewed_if_nobody_reaped_it(dsn: str, server_dsn: str) -> None:
     """Only the database decides; a longer outage than the lease loses nobody anything by itself."""
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    name = conninfo_to_dict(dsn)["dbname"]
     with beating(dsn, 1.0) as one, psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(f"alter database {name} allow_connections false")
+        admin.execute(f"alter database {name} allow_connections false".encode())
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
         eventually(lambda: not one.heartbeat.valid(), "the lease ends")
-        admin.execute(f"alter database {name} allow_connections true")
+        admin.execute(f"alter database {name} allow_connections true".encode())
 
         eventually(one.heartbeat.valid, "the lease is renewed")
         assert not one.lost.is_set()
@@ -291,26 +292,26 @@ def test_bodies_do_not_outlive_the_lease_of_a_stuck_loop(dsn: str) -> None:
 
 def test_bodies_do_not_outlive_the_lease_in_an_outage(dsn: str, server_dsn: str) -> None:
     """Nobody here knows whether someone took the runs; no run is to blame."""
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    name = conninfo_to_dict(dsn)["dbname"]
     with process(dsn, "busy") as one, psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(f"alter database {name} allow_connections false")
+        admin.execute(f"alter database {name} allow_connections false".encode())
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
 
         code, _, _ = one.end()
-        admin.execute(f"alter database {name} allow_connections true")
+        admin.execute(f"alter database {name} allow_connections true".encode())
 
         assert code == EXIT_LEASE_LOST
 
 
 def test_an_idle_worker_survives_an_outage(dsn: str, server_dsn: str) -> None:
     """It has nothing that could overlap with anything."""
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    name = conninfo_to_dict(dsn)["dbname"]
     with process(dsn, "idle") as one, psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(f"alter database {name} allow_connections false")
+        admin.execute(f"alter database {name} allow_connections false".encode())
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
         pause = time.monotonic() + 2.0
         eventually(lambda: time.monotonic() > pause, "two leases are over")
-        admin.execute(f"alter database {name} allow_connections true")
+        admin.execute(f"alter database {name} allow_connections true".encode())
 
         eventually(lambda: not expired(dsn, one.worker_id), "the lease is renewed")
         assert one.process.poll() is None

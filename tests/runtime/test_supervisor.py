@@ -230,12 +230,12 @@ def test_runs_are_released_when_the_database_is_back(dsn: str, server_dsn: str) 
         run_id = give_run(dsn, first["worker"])
         name = conninfo_to_dict(dsn)["dbname"]
         with psycopg.connect(server_dsn, autocommit=True) as admin:
-            admin.execute(f"alter database {name} allow_connections false")
+            admin.execute(f"alter database {name} allow_connections false".encode())
             admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
             os.kill(first["pid"], signal.SIGKILL)
 
             parent.wait_for("child_ready", times=2)
             parent.wait_for("release_failed")
-            admin.execute(f"alter database {name} allow_connections true")
+            admin.execute(f"alter database {name} allow_connections true".encode())
 
         eventually(lambda: run_row(dsn, run_id)[0] == "pending", "the run is released")

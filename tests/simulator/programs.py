@@ -475,7 +475,7 @@ class Interpreter:
             async with asyncio.timeout(seconds) as scope:
                 await self.run(node, acc)
         except TimeoutError as error:
-            self.see(acc, f"timeout {scope.expired()}", error)
+            self.see(acc, f"timeout {scope.expired()}", error)  # pyright: ignore[reportPossiblyUnboundVariable]
 
     async def _wait_for(self, acc: list[int], seconds: float, node: Node) -> None:
         try:
@@ -695,7 +695,7 @@ class Interpreter:
                     await self.run(node, acc)
         except TimeoutError as error:
             self.see(acc, "anyio timeout", error)
-        self.see(acc, "anyio scope", cancel_scope.cancelled_caught)
+        self.see(acc, "anyio scope", cancel_scope.cancelled_caught)  # pyright: ignore[reportPossiblyUnboundVariable]
 
     async def _anyio_move_on(self, acc: list[int], seconds: float, plain: tuple[Node, ...]) -> None:
         await self._plainly(acc, lambda: anyio.move_on_after(seconds), plain)
