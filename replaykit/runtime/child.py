@@ -38,9 +38,6 @@ ORPHAN_SECONDS: Final = 1.8
 EXIT_SECONDS: Final = 2.0
 """How long threads and exit handlers of the user's may take once all is done."""
 
-WATCH_SECONDS: Final = 0.25
-"""Between two looks at whether the worker still has the id that the parent knows."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Runs the worker that the parent wants; returns the exit code."""
@@ -97,7 +94,6 @@ async def _serve(
         return worker
     await starting
     parent.report("ready")
-    watching = asyncio.create_task(_leave_with_another_id(worker, incarnation))
     await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
     if not gone.is_set():
         stopping = asyncio.create_task(worker.stop())
@@ -105,7 +101,7 @@ async def _serve(
         await (_cancelled(stopping) if not stopping.done() else stopping)
     if gone.is_set():
         await worker.abandon()
-    for task in (watching, *told):
+    for task in told:
         task.cancel()
     if worker.bodies:
         # asyncio.run would wait for the threads of those bodies. After a drain their runs were handed back, so they
@@ -120,14 +116,6 @@ def _orphaned(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving already
         loop.call_soon_threadsafe(gone.set)
     time.sleep(ORPHAN_SECONDS)
-    os._exit(EXIT_LEASE_LOST)
-
-
-async def _leave_with_another_id(worker: Worker, incarnation: Incarnation) -> None:
-    """Leaves once the lease was lost and the worker has begun anew: the parent releases by the id that it gave."""
-    while worker.worker_id == incarnation.worker_id:  # noqa: ASYNC110 - the worker has no event for it
-        await asyncio.sleep(WATCH_SECONDS)
-    _flush()
     os._exit(EXIT_LEASE_LOST)
 
 

@@ -94,13 +94,19 @@ class Starts:
                     await self._send([waiting])
         else:
             for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_result(found[waiting.row.id])
+                answer = found.get(waiting.row.id)
+                if answer is None:
+                    _fail(
+                        waiting,
+                        RuntimeError(f"run {waiting.row.id} was started and is not there: was it deleted meanwhile?"),
+                    )
+                elif not waiting.answer.done():
+                    waiting.answer.set_result(answer)
 
     async def _hint(self) -> None:
         """Tell workers to look now. They also look by themselves, so a hint that fails is no error."""
         self._hinted_at = time.monotonic()
-        with contextlib.suppress(DatabaseUnreachable):
+        with contextlib.suppress(Exception):
             await self._line.run(notify(self._channel))
 
     async def close(self) -> None:

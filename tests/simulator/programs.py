@@ -12,7 +12,7 @@ import functools
 import random
 import uuid
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,12 +58,18 @@ class Watched(Execution):
     committed: int = 0
     absolute: int = 0
     live: bool = False  # driven by a worker that does not drain
+    replaying: bool = False
 
     def start(self) -> list[Any]:
         self.marks, self.sights = [], []
         commands = super().start()
         self._mark(commands)
         return commands
+
+    def replay(self, entries: Iterable[Entry]) -> None:
+        self.replaying = True
+        super().replay(entries)
+        self.replaying = False
 
     def _deliver(self, entry: Entry, value: Any) -> None:  # live and replayed entries both come by here
         due = self.next_deadline
