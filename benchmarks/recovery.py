@@ -22,7 +22,8 @@ from benchmarks.workflows import pauses
 from replaykit import Client
 
 FILE = str(Path(__file__).with_name("workflows.py"))
-STEPS = {"child": 20, "worker": 100}
+STEPS = {"child": 60, "worker": 100}
+SETTLE_SECONDS = 4.0  # a worker that has just started is still importing its spare child
 
 
 def start_worker(dsn: str, lease_seconds: float, log: Path) -> subprocess.Popen[bytes]:
@@ -50,13 +51,15 @@ def ask(connection: psycopg.Connection[Any], text: str, *parameters: Any) -> Any
     return None if row is None else row[0]
 
 
-def wait_for(connection: psycopg.Connection[Any], text: str, *parameters: Any, seconds: float = 120) -> Any:
+def wait_for(
+    connection: psycopg.Connection[Any], text: str, *parameters: Any, seconds: float = 120, pause: float = 0.01
+) -> Any:
     """Until the query gives something true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := ask(connection, text, *parameters):
             return value
-        time.sleep(0.01)
+        time.sleep(pause)
     raise RuntimeError(f"never: {text}")
 
 
@@ -75,6 +78,7 @@ def main(what: str, dsn: str, runs: int, lease_seconds: float, log: Path) -> Non
             wait_for(connection, "select count(*) from replaykit.workers where expires_at > now()")
             asyncio.run(start(dsn, runs, STEPS[what]))
             wait_for(connection, "select count(*) = %s from replaykit.runs where state = 'running'", runs)
+            time.sleep(SETTLE_SECONDS)
             if what == "worker":
                 workers.append(start_worker(dsn, lease_seconds, log))
                 wait_for(

@@ -115,6 +115,10 @@ class Worker:
         self._more = False  # the last claim was full: more is likely there
         self._claim_tokens: dict[str, uuid.UUID] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._claims: Connection | None = None
+        self._others: Connection | None = None
+        self._others_free = asyncio.Lock()
+        self._ended_hint = asyncio.Event()
 
     # ------------------------------------------------------------------ public
 
@@ -201,18 +205,13 @@ class Worker:
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         dsn = await asyncio.to_thread(self._target.open)
         self._database = Database(dsn, self._target.schema, name="worker")
-        await self._database.check()
+        writer = self._writer = Writer(self._database)
+        await self._connect(writer, stack)
         if self._client is None:
             self._client = Client(dsn, self._target.schema)
             stack.push_async_callback(self._client.aclose)
         resources = await stack.enter_async_context(self._lifespan()) if self._lifespan is not None else None
         self._clock = DatabaseClock()
-        self._claims: Connection | None = None
-        self._others: Connection | None = None
-        self._others_free = asyncio.Lock()
-        self._ended_hint = asyncio.Event()
-        writer = Writer(self._database)
-        self._writer = writer
         threads = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="replaykit-step")
         self._shop = Shop(
             settings=self.settings,
@@ -228,15 +227,23 @@ class Worker:
             client=self._client,
         )
         await self._take_lease()
-        async with contextlib.AsyncExitStack() as opening:  # what is open when this fails is closed again
-            opening.callback(self._heartbeat.stop)
-            opening.push_async_callback(writer.close)
-            await writer.start()
-            opening.pop_all()
         loops = [self._tick_loop, self._claim_loop, self._reap_loop]
         if not self._poll_only:
             loops += [self._listen_loop, self._hint_loop]
         self._tasks = [asyncio.create_task(loop(), name=f"replaykit{loop.__name__}") for loop in loops]
+
+    async def _connect(self, writer: Writer, stack: contextlib.AsyncExitStack) -> None:
+        """Everything at once: a child that replaces a dead one has runs waiting for it."""
+        stack.push_async_callback(writer.close)
+        checked, started, claims = await asyncio.gather(
+            self._database.check(), writer.start(), self._database.connect(), return_exceptions=True
+        )
+        if isinstance(claims, Connection):
+            self._claims = claims
+            stack.push_async_callback(claims.close)
+        for result in (checked, started, claims):  # what the schema lacks says more than what then failed
+            if isinstance(result, BaseException):
+                raise result
 
     async def _take_lease(self) -> None:
         host = asyncio.get_running_loop()

@@ -55,8 +55,7 @@ class Writer:
         Raises:
             DatabaseUnreachable: one could not be made.
         """
-        for shard in self._shards:
-            await shard.open()
+        await asyncio.gather(*(shard.open() for shard in self._shards))
         self._tasks = [asyncio.create_task(one.run(), name=f"replaykit-writer-{n}") for n, one in enumerate(self._all)]
 
     def put(self, unit: Unit, answer: Answer) -> None:
