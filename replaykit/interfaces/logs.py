@@ -15,7 +15,8 @@ def only_errors() -> None:
     """For commands that look: what the runtime logs must not stand between the rows (structlog's default is stdout)."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line: the children of a worker share this stream, and `print` makes two.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
 
 
@@ -40,7 +41,8 @@ def setup(log_format: str, log_level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.StackInfoRenderer(), *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line: the children of a worker share this stream, and `print` makes two.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
