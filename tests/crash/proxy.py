@@ -85,7 +85,8 @@ class Wire:
             return
         ends = {writer.transport, far_writer.transport}
         self._transports |= ends
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer, answers=True))
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the test
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer, answers=True))
         self._transports -= ends
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False) -> None:

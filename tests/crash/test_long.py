@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -25,7 +26,8 @@ def finish_in_spite_of_kills(crew: Crew, rows: Rows, workflow: Workflow[[int], i
         more = random.randrange(steps // 10, steps // 3)
         eventually(lambda: rows.ended() or last_seq(rows) >= written + more, "the journal grows")  # noqa: B023
         for (pid,) in rows.ask("select pid from workers join runs on worker = workers.id where state = 'running'"):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             eventually(lambda: not lives(pid), "the child is dead")  # noqa: B023
         written = last_seq(rows)
     return run
