@@ -6,6 +6,10 @@ database refused what it was given.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -224,16 +228,20 @@ class Connection:
         if self.pooled:
             return (await self.run_all([(statement, params or {})]))[0]
         cursor = self._raw.cursor()
+        patience = asyncio.get_running_loop().call_later(DEAD_AFTER_SECONDS, self.cut)
         try:
             await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
         except psycopg.errors.FeatureNotSupported:
             await self._raw.execute(_FORGET_PLANS)
             raise
+        finally:
+            patience.cancel()
         return await cursor.fetchall() if cursor.description else []
 
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
+        patience = asyncio.get_running_loop().call_later(DEAD_AFTER_SECONDS, self.cut)
         try:
             async with self._raw.pipeline():
                 if self.pooled:
@@ -242,6 +250,8 @@ class Connection:
         except psycopg.errors.FeatureNotSupported:
             await self._raw.execute(_FORGET_PLANS)
             raise
+        finally:
+            patience.cancel()
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def listen(self, channel: str) -> None:
@@ -255,6 +265,14 @@ class Connection:
         async for _ in self._raw.notifies(timeout=timeout, stop_after=1):
             return True
         return False
+
+    def cut(self) -> None:
+        """End a statement that has no answer: its caller sees a lost connection.
+
+        A peer may acknowledge every byte and never answer (a proxy that lost its backend); no time-out of the kernel
+        notices. None of our statements takes that long.
+        """
+        _cut(self._raw.pgconn)
 
     async def close(self) -> None:
         """Close; never raises, may be called twice."""
@@ -304,6 +322,10 @@ class SyncConnection:
             raise
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
+    def cut(self) -> None:
+        """End a statement that has no answer, from another thread."""
+        _cut(self._raw.pgconn)
+
     def close(self) -> None:
         """Close; never raises, may be called twice."""
         self._raw.close()
@@ -330,6 +352,13 @@ VERSION_TABLE = Statement("alembic_version-read-exists", "select to_regclass(%(t
 
 # The schema's revision.
 VERSION = Statement("alembic_version-read", "select version_num from {schema}.alembic_version")
+
+
+def _cut(pgconn: psycopg.pq.abc.PGconn) -> None:
+    with contextlib.suppress(Exception):  # closed meanwhile
+        twin = socket.socket(fileno=os.dup(pgconn.socket))
+        twin.shutdown(socket.SHUT_RDWR)
+        twin.close()
 
 
 def is_transient(error: BaseException) -> bool:

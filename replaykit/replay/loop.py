@@ -524,7 +524,7 @@ def _called_by_as_completed(frame: types.FrameType | None) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- wait_for of 3.11
+# ---------------------------------------------------------------------- what asyncio does otherwise on a run's loop
 
 
 async def _wait_for(fut: Any, timeout: float | None) -> Any:
@@ -546,27 +546,47 @@ async def _wait_for(fut: Any, timeout: float | None) -> Any:
         return await fut
 
 
-def _replace_wait_for() -> None:
-    """Give `asyncio.wait_for` the 3.12 behaviour for callers on a run's loop, and leave it to everyone else.
+def _all_tasks(loop: RunLoop) -> set[asyncio.Task[Any]]:
+    """`asyncio.all_tasks` in the order of creation: its own set is filled in the order of a set that all runs of the process
+    share, and where hashes collide that decides how it iterates."""
+    return {task for task in loop.tasks if not task.done()}
 
-    The function keeps its identity and gets new code, so that a `from asyncio import wait_for` made earlier is covered.
+
+def _lead(name: str, on_a_run: Callable[..., Any], source: str) -> None:
+    """Give a function of asyncio another behaviour for callers on a run's loop, and leave it to everyone else.
+
+    The function keeps its identity and gets new code, so that a `from asyncio import ...` made earlier is covered.
     """
-    function: Any = asyncio.tasks.wait_for
     namespace: dict[str, Any] = asyncio.tasks.__dict__
-    original = types.FunctionType(function.__code__, namespace, "wait_for", function.__defaults__, function.__closure__)
+    marker = f"_replaykit_{name}"
+    if marker in namespace:
+        return
+    function: Any = namespace[name]
+    original = types.FunctionType(function.__code__, namespace, name, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
-    namespace["_replaykit"] = (RunLoop, _wait_for, original)
-    source = (
-        "async def wait_for(fut, timeout):\n"
-        "    loop_type, on_a_run, original = _replaykit\n"
-        "    if isinstance(events._get_running_loop(), loop_type):\n"
-        "        return await on_a_run(fut, timeout)\n"
-        "    return await original(fut, timeout)\n"
-    )
+    namespace[marker] = (RunLoop, on_a_run, original)
     made: dict[str, Any] = {}
     exec(compile(source, __file__, "exec"), namespace, made)
-    function.__code__ = made["wait_for"].__code__
+    function.__code__ = made[name].__code__
 
 
-if sys.version_info < (3, 12) and "_replaykit" not in asyncio.tasks.__dict__:
-    _replace_wait_for()
+if sys.version_info < (3, 12):
+    _lead(
+        "wait_for",
+        _wait_for,
+        "async def wait_for(fut, timeout):\n"
+        "    loop_type, on_a_run, original = _replaykit_wait_for\n"
+        "    if isinstance(events._get_running_loop(), loop_type):\n"
+        "        return await on_a_run(fut, timeout)\n"
+        "    return await original(fut, timeout)\n",
+    )
+_lead(
+    "all_tasks",
+    _all_tasks,
+    "def all_tasks(loop=None):\n"
+    "    loop_type, on_a_run, original = _replaykit_all_tasks\n"
+    "    asked = events._get_running_loop() if loop is None else loop\n"
+    "    if isinstance(asked, loop_type):\n"
+    "        return on_a_run(asked)\n"
+    "    return original(loop)\n",
+)

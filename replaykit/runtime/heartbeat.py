@@ -15,7 +15,6 @@ import contextlib
 import faulthandler
 import math
 import os
-import socket
 import sys
 import threading
 import time
@@ -261,10 +260,7 @@ class Heartbeat:
         """Ends a request that has no answer, from another thread: the waiting one sees a closed socket."""
         connection = self._connection
         if connection is not None:
-            with contextlib.suppress(Exception):  # closed meanwhile
-                twin = socket.socket(fileno=os.dup(connection._raw.pgconn.socket))
-                twin.shutdown(socket.SHUT_RDWR)
-                twin.close()
+            connection.cut()
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -729,3 +729,31 @@ def test_an_execution_is_known_by_its_loop() -> None:
         return isinstance(loop, RunLoop) and isinstance(loop.execution, Execution)
 
     assert begin(looks).result is True
+
+
+def test_all_tasks_iterates_in_the_order_of_creation_whoever_else_runs() -> None:
+    """asyncio keeps the tasks of all loops in one set: what other runs do must not decide an order in this one."""
+
+    @workflow
+    async def lists() -> list[str]:
+        async def waits(n: int) -> int:
+            return await step(echo, n)
+
+        tasks = [asyncio.create_task(waits(n), name=f"t{n}") for n in range(40)]
+        names = [t.get_name() for t in asyncio.all_tasks()]
+        for t in tasks:
+            t.cancel()
+        return names
+
+    def names() -> str:
+        live = begin(lists)
+        assert live.execution.ended is not None
+        assert live.execution.ended.output is not None
+        return live.execution.ended.output
+
+    alone = names()
+    others = [begin(lists) for _ in range(50)]
+    among_others = names()
+
+    assert others
+    assert alone == among_others
