@@ -15,7 +15,6 @@ def only_errors() -> None:
     """For commands that look: what the runtime logs must not stand between the rows (structlog's default is stdout)."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        # One write a line: the children of a worker share this stream, and `print` makes two.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
 
