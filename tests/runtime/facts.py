@@ -37,5 +37,5 @@ def lives(pid: int) -> bool:
         return True
     try:
         return status.read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended between opening and reading
         return False
