@@ -18,6 +18,7 @@ BODY_LINES_MAX = 70
 FLOORS = {
     "about": 0,
     "errors": 0,
+    "events": 0,
     "limits": 0,
     "replay": 1,
     "postgres": 2,
@@ -28,7 +29,7 @@ FLOORS = {
 }
 
 # Interfaces know the runtime's public face, nothing below it (DESIGN 3).
-INTERFACES_KNOW = {"about", "errors", "limits", "runtime", "face", "interfaces"}
+INTERFACES_KNOW = {"about", "errors", "events", "limits", "runtime", "face", "interfaces"}
 
 # Only these may speak to a database: everything else hands them SQL as values.
 PSYCOPG_USERS = {"postgres"}

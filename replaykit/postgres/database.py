@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
-import structlog
 from psycopg.conninfo import conninfo_to_dict
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.events import log
 from replaykit.limits import LOCK_TIMEOUT_SECONDS
 from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, quote_name
 
@@ -34,7 +34,6 @@ __all__ = [
 
 Row = tuple[Any, ...]
 
-_log = structlog.get_logger("replaykit.postgres")
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
 """How long one try to connect may take."""
@@ -153,7 +152,7 @@ class Database:
             (settings,) = await conn.run(DURABILITY)
             for name, value in zip(("synchronous_commit", "fsync", "full_page_writes"), settings, strict=True):
                 if value == "off":
-                    _log.warning("committed entries can be lost in a crash of the server", setting=name, value=value)
+                    log.warning("committed entries can be lost in a crash of the server", setting=name, value=value)
             revision: str | None = None
             if (await conn.run(VERSION_TABLE, {"table": f"{quote_name(self.schema)}.alembic_version"}))[0][0]:
                 rows = await conn.run(VERSION)

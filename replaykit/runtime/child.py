@@ -17,9 +17,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-import structlog
-
 from replaykit.errors import ConfigurationError
+from replaykit.events import log
 from replaykit.replay.calls import Workflow
 from replaykit.runtime.config import WorkerConfig
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
@@ -30,7 +29,6 @@ from replaykit.runtime.worker import Lifespan, Worker
 
 __all__ = ["main"]
 
-log = structlog.get_logger("replaykit")
 
 ORPHAN_SECONDS: Final = 1.8
 """From the end of the lifeline to the end of the process, at the latest: DESIGN promises 2."""

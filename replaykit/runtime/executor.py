@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-import structlog
-
+from replaykit.events import log
 from replaykit.limits import SLICE_SECONDS, Settings
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
 from replaykit.replay.driver import (
@@ -38,7 +37,6 @@ from replaykit.runtime.writer import Answer
 
 __all__ = ["Body", "Executor", "Shop"]
 
-log = structlog.get_logger("replaykit")
 
 _SLICE_ENTRIES: Final = 256  # entries between two looks at the clock
 _HOLD_AGAIN_SECONDS: Final = 5.0

@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import UUID
 
-import structlog
-
 from replaykit.errors import ConfigurationError
+from replaykit.events import log
 from replaykit.limits import Settings
 from replaykit.postgres import leases
 from replaykit.postgres.database import Database, SyncConnection
@@ -32,7 +31,6 @@ from replaykit.runtime.clock import DatabaseClock, lease_clock
 
 __all__ = ["EXIT_LEASE_LOST", "EXIT_LOOP_STUCK", "Heartbeat"]
 
-log = structlog.get_logger("replaykit")
 
 EXIT_LEASE_LOST: Final = 75
 """Left because the lease ended through no fault of a run (EX_TEMPFAIL): not a recovery when runs are handed back."""

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from uuid import UUID, uuid4
 
-import structlog
 from pydantic import ValidationError
 
+from replaykit.events import log
 from replaykit.postgres import leases, runs
 from replaykit.postgres.database import Database, SyncConnection, is_lock_timeout
 from replaykit.postgres.schema import work_channel
@@ -40,7 +40,6 @@ from replaykit.runtime.lifeline import Incarnation, Report, as_line
 
 __all__ = ["EXIT_CONFIGURATION", "WorkerConfig", "run_workers"]
 
-log = structlog.get_logger("replaykit")
 
 SPARE: Final = -1
 """The number of the slot of the spare child."""

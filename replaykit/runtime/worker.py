@@ -23,10 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self
 
-import structlog
-
 from replaykit.about import __version__
 from replaykit.errors import ConfigurationError
+from replaykit.events import log
 from replaykit.limits import (
     BACKLOG_BYTES_MAX,
     CLAIM_RUNS_MAX,
@@ -52,7 +51,6 @@ from replaykit.runtime.writer import Writer
 
 __all__ = ["Lifespan", "Worker"]
 
-log = structlog.get_logger("replaykit")
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """An async context manager without arguments; what it yields is `step.current().resources`."""

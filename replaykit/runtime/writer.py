@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
-import structlog
-
+from replaykit.events import log
 from replaykit.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, WRITERS
 from replaykit.postgres import journal
 from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_refusal, is_transient
@@ -25,7 +24,6 @@ from replaykit.replay.entries import Unit, Verdict
 
 __all__ = ["Answer", "Writer"]
 
-log = structlog.get_logger("replaykit")
 
 Answer = Callable[[Verdict, str | None], None]
 """Called with a unit's verdict, and the database's words where it refused."""
