@@ -43,6 +43,7 @@ from replaykit.replay.entries import (
 )
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.signature import FunctionInfo, shorten_input
@@ -78,7 +79,7 @@ def result_outcome(info: FunctionInfo, value: Any, started_at: int, settings: Se
     """A body returned: its result encoded and decoded again, or the `NotJournalable` that says why it can't be."""
     try:
         text, decoded = info.encode_result(value)
-        _check_size(text, settings.payload_bytes_max)
+        check_size(text, settings.payload_bytes_max, "the result")
     except NotJournalable as refused:
         return error_outcome(refused, started_at)
     return BodyOutcome(Outcome.OK, text, None, decoded, started_at)
@@ -88,16 +89,6 @@ def error_outcome(error: BaseException, started_at: int) -> BodyOutcome:
     """A body raised: the error as the journal rebuilds it, so that the first run sees what a replay sees."""
     text = encode_error(error)
     return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
-
-
-def _check_size(text: str, bytes_max: int) -> None:
-    if len(text) * 4 > bytes_max:
-        size = len(text.encode())
-        if size > bytes_max:
-            raise NotJournalable(
-                f"$: the result has {size:,} bytes, at most {bytes_max:,} are journaled: "
-                f"store it elsewhere and return a reference, or raise payload_bytes_max"
-            )
 
 
 @dataclass(frozen=True, slots=True)

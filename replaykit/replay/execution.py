@@ -28,6 +28,7 @@ from replaykit.errors import ConfigurationError, Gone, NotJournalable
 from replaykit.limits import Settings
 from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import absolute_key, check_name
 from replaykit.replay.libraries import order_libraries
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
@@ -74,6 +75,7 @@ class Execution:
         seed: int,
         started_at: int,
         drain_callbacks_max: int = Settings().drain_callbacks_max,
+        payload_bytes_max: int = Settings().payload_bytes_max,
         on_outside: Callable[[], None] | None = None,
     ) -> None:
         self.run_id = run_id
@@ -93,6 +95,8 @@ class Execution:
         self._commands: list[Command] = []
         self._absolute: set[str] = set()
         self._calls_made = 0
+        self._payload_bytes_max = payload_bytes_max
+        self._dropped: CallStep | None = None  # the first call that was thrown away without an await
         self._awaited = 0  # calls in `open` that the code still waits for
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
@@ -213,8 +217,14 @@ class Execution:
     def _advance(self) -> None:
         if self.hold_reason is None:
             self.loop.drain()
+            if self._dropped is not None:
+                self._judge_dropped(self._dropped)
             if self.hold_reason is None and self.ended is None and not self.waits_outside():
                 self.hold(f"the run waits for something that nothing can ever resolve: {self._stacks()}")
+
+    def _judge_dropped(self, call: CallStep) -> None:
+        if self.ended is None or self.ended.error is None:
+            self.hold(f"step {call.name} was called at {call.where} and never awaited: write `await step(...)`")
 
     def _take_commands(self) -> list[Command]:
         commands, self._commands = self._commands, []
@@ -290,9 +300,10 @@ class Execution:
         self._commands.append(CancelStep(call.key))
 
     def dropped(self, call: CallStep) -> None:
-        """A called step was thrown away without an await."""
-        if not self.loop.gone and self.ended is None and self.hold_reason is None:
-            self.hold(f"step {call.name} was called at {call.where} and never awaited: write `await step(...)`")
+        """A called step was thrown away without an await. Judged at the end of the turn: one that an exception threw away
+        with it, on its way out of the function, is no mistake of its own."""
+        if not self.loop.gone and self.ended is None and self._dropped is None:
+            self._dropped = call
 
     def now(self) -> dt.datetime:
         """The run's clock: the last delivered `at`."""
@@ -391,7 +402,9 @@ class Execution:
             error = asyncio.CancelledError("the workflow cancelled itself") if root.cancelled() else root.exception()
         if error is None:
             try:
-                self.ended = Ended(self.info.encode_result(root.result())[0], None)
+                text, _ = self.info.encode_result(root.result())
+                check_size(text, self._payload_bytes_max, "the workflow's result")
+                self.ended = Ended(text, None)
             except NotJournalable as refused:
                 error = refused
         elif not root.cancelled():

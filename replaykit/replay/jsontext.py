@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import pydantic_core
 
-__all__ = ["compact", "escape", "parse", "sorted_keys", "unescape"]
+from replaykit.errors import NotJournalable
+
+__all__ = ["check_size", "compact", "escape", "parse", "sorted_keys", "unescape"]
 
 _MARK: Final = "\ufdd0"
 _MARKED: Final = "\ufdd0\ufdd1"
@@ -95,3 +97,23 @@ def _has_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def check_size(text: str, bytes_max: int, what: str) -> None:
+    """Refuse a value that is too large for a journal.
+
+    Args:
+        text: its JSON text.
+        bytes_max: `payload_bytes_max`.
+        what: what it is, for the sentence: `"the result"`.
+
+    Raises:
+        NotJournalable: with both sizes and the way out.
+    """
+    if len(text) * 4 > bytes_max:
+        size = len(text.encode())
+        if size > bytes_max:
+            raise NotJournalable(
+                f"$: {what} has {size:,} bytes, at most {bytes_max:,} are journaled: "
+                "store it elsewhere and pass a reference, or raise payload_bytes_max"
+            )

@@ -18,7 +18,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
 from replaykit.errors import (
@@ -29,13 +29,14 @@ from replaykit.errors import (
     RunHeld,
     RunNotFound,
 )
-from replaykit.limits import KEY_BYTES_MAX
+from replaykit.limits import KEY_BYTES_MAX, Settings
 from replaykit.postgres.database import Database
 from replaykit.postgres.runs import RunResult, StartRow, find_run, parse_results, parse_runs, run_results
 from replaykit.replay.calls import Moment, Workflow
 from replaykit.replay.codec import codec_for
 from replaykit.replay.entries import State
 from replaykit.replay.failures import decode_error, error_summary
+from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import check_name
 from replaykit.runtime.ids import new_id
 from replaykit.runtime.line import Line
@@ -45,6 +46,8 @@ from replaykit.runtime.target import Target
 from replaykit.runtime.watcher import ENDED, Watcher
 
 __all__ = ["Client", "Handle", "RunInfo"]
+
+_PAYLOAD_BYTES_MAX: Final = Settings().payload_bytes_max
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -126,6 +129,7 @@ class Client:
             text = await session.named.bind(name, args, kwargs)
         else:
             raise TypeError(f"start({workflow!r}): a workflow is a function with @workflow, or the name of one")
+        check_size(text, _PAYLOAD_BYTES_MAX, f"the input of {name}")
         asked = self._options
         row = StartRow(
             id=new_id(), workflow=name, key=asked.key, queue=asked.queue, priority=asked.priority, input=text

@@ -178,6 +178,7 @@ class Executor:
             seed=run.seed,
             started_at=run.started_at,
             drain_callbacks_max=self.shop.settings.drain_callbacks_max,
+            payload_bytes_max=self.shop.settings.payload_bytes_max,
             on_outside=self._held_from_outside,
         )
         return Driver(run, execution, new_id=self.shop.new_id, settings=self.shop.settings)

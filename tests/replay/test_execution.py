@@ -1094,3 +1094,47 @@ def test_a_library_that_polls_until_a_task_has_cleaned_up_does_not_hold_the_run(
     live.answer("1/echo", 1)
     assert live.execution.ended is not None
     assert live.execution.ended.output == '"moved on"'
+
+
+def test_a_call_that_an_exception_threw_away_does_not_hide_the_exception() -> None:
+    """`gather(step(f), step(g, wrong))`: the run fails with the author's own error."""
+
+    @workflow
+    async def mistaken() -> None:
+        wrong: Any = {"no_such": 1}
+        await asyncio.gather(step(echo, 1), step(other, **wrong))
+
+    live = begin(mistaken)
+
+    assert live.execution.hold_reason is None
+    assert live.execution.ended is not None
+    assert live.execution.ended.error is not None
+    assert "no_such" in live.execution.ended.error
+
+
+def test_a_call_dropped_by_a_function_that_returns_holds_the_run() -> None:
+    """A forgotten `await` in the last line must not look like a success."""
+
+    @workflow
+    async def forgets() -> int:
+        step(echo, 1)
+        return 1
+
+    live = begin(forgets)
+
+    assert live.execution.hold_reason is not None
+    assert "never awaited" in live.execution.hold_reason
+
+
+def test_a_result_above_the_limit_fails_the_run_with_both_sizes() -> None:
+    """`payload_bytes_max` holds for the workflow's own result as for a step's."""
+
+    @workflow
+    async def huge() -> str:
+        return "x" * (17 * 1024 * 1024)
+
+    live = begin(huge)
+
+    assert live.execution.ended is not None
+    assert live.execution.ended.error is not None
+    assert "16,777,216" in live.execution.ended.error
