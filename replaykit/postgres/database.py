@@ -79,7 +79,6 @@ _TRANSACTION: Final = "select set_config('lock_timeout', %s, true)"
 # A migration ran under a prepared statement ("cached plan must not change result type"): psycopg, which reads the answer
 # to this, prepares anew; without it every retry would fail alike.
 _FORGET_PLANS: Final = "deallocate all"
-_LOCK_TIMEOUT: Final = f"{int(LOCK_TIMEOUT_SECONDS * 1000)}ms"
 
 
 class Database:
@@ -97,12 +96,16 @@ class Database:
         self.name = name
         self._texts: dict[str, bytes] = {}
 
-    async def connect(self) -> Connection:
+    async def connect(self, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Connection:
         """A dedicated autocommit connection.
+
+        Args:
+            lock_timeout_seconds: how long its statements wait for a lock that somebody else holds.
 
         Raises:
             DatabaseUnreachable: with the URL, without the password.
         """
+        lock_timeout = _milliseconds(lock_timeout_seconds)
         try:
             raw = await psycopg.AsyncConnection.connect(**self._arguments())
         except (psycopg.Error, OSError) as error:
@@ -113,11 +116,11 @@ class Database:
             if pooled:
                 raw.prepare_threshold = None
             else:
-                await raw.execute(_SESSION, (_LOCK_TIMEOUT,))
+                await raw.execute(_SESSION, (lock_timeout,))
         except psycopg.Error as error:
             await raw.close()
             raise self._unreachable(error) from error
-        return Connection(self, raw, pooled)
+        return Connection(self, raw, pooled, lock_timeout)
 
     def connect_sync(self) -> SyncConnection:
         """The same for threads and for processes without an event loop."""
@@ -131,7 +134,7 @@ class Database:
             if pooled:
                 raw.prepare_threshold = None
             else:
-                raw.execute(_SESSION, (_LOCK_TIMEOUT,))
+                raw.execute(_SESSION, (_milliseconds(LOCK_TIMEOUT_SECONDS),))
         except psycopg.Error as error:
             raw.close()
             raise self._unreachable(error) from error
@@ -216,9 +219,10 @@ class Connection:
         pooled: it goes through a pooler: nothing is prepared, it cannot listen.
     """
 
-    def __init__(self, database: Database, raw: psycopg.AsyncConnection[Row], pooled: bool) -> None:
+    def __init__(self, database: Database, raw: psycopg.AsyncConnection[Row], pooled: bool, lock_timeout: str) -> None:
         self._database = database
         self._raw = raw
+        self._lock_timeout = lock_timeout
         self.pooled = pooled
         self._prepare = None if pooled else True
 
@@ -244,7 +248,7 @@ class Connection:
         try:
             async with self._raw.pipeline():
                 if self.pooled:
-                    await self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+                    await self._raw.execute(_TRANSACTION, (self._lock_timeout,))
                 cursors = [await self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
         except psycopg.errors.FeatureNotSupported:
             await self._raw.execute(_FORGET_PLANS)
@@ -314,7 +318,7 @@ class SyncConnection:
         try:
             with self._raw.pipeline():
                 if self.pooled:
-                    self._raw.execute(_TRANSACTION, (_LOCK_TIMEOUT,))
+                    self._raw.execute(_TRANSACTION, (_milliseconds(LOCK_TIMEOUT_SECONDS),))
                 cursors = [self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
         except psycopg.errors.FeatureNotSupported:
             self._raw.execute(_FORGET_PLANS)
@@ -351,6 +355,10 @@ VERSION_TABLE = Statement("alembic_version-read-exists", "select to_regclass(%(t
 
 # The schema's revision.
 VERSION = Statement("alembic_version-read", "select version_num from {schema}.alembic_version")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"  # 0 would mean for ever
 
 
 def _cut(pgconn: psycopg.pq.abc.PGconn) -> None:

@@ -41,7 +41,7 @@ from replaykit.replay.keys import check_name
 from replaykit.runtime.ids import new_id
 from replaykit.runtime.line import Line
 from replaykit.runtime.named import NamedWorkflows
-from replaykit.runtime.starts import Starts
+from replaykit.runtime.starts import START_LOCK_SECONDS, Starts
 from replaykit.runtime.target import Target
 from replaykit.runtime.watcher import ENDED, Watcher
 
@@ -303,8 +303,8 @@ class _Session:
             dsn = await asyncio.to_thread(self._target.open)
             database = Database(dsn, self._target.schema)
             await database.check()
-            self.line = Line(database)
-            self.starts = Starts(self.line, database.schema)
+            self.line = Line(database, lock_timeout_seconds=START_LOCK_SECONDS)
+            self.starts = Starts(self.line, database)
             self.watcher = Watcher(database)
             self.named = NamedWorkflows(self.line)
             self._ready = True
@@ -341,6 +341,7 @@ class _Session:
         if self._ready:
             self._ready = False
             self.watcher.abandon()
+            self.starts.abandon()
             self.line.abandon()
 
     def __del__(self) -> None:

@@ -31,7 +31,7 @@ from replaykit import (
 from replaykit.postgres.database import Database
 from replaykit.postgres.runs import StartRow
 from replaykit.replay.calls import Workflow
-from replaykit.runtime import watcher
+from replaykit.runtime import starts, watcher
 from replaykit.runtime.client import _Session
 from replaykit.runtime.ids import new_id, uuid7
 from replaykit.runtime.target import Target
@@ -195,6 +195,90 @@ async def test_a_start_survives_a_lost_connection(client: Client, sql: psycopg.C
 
     assert handle.created
     assert sql.execute("select count(*) from replaykit.runs").fetchone() == (2,)
+
+
+def held_keys(dsn: str, *keys: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """A transaction of somebody else that has started runs under these keys and is left open."""
+    other = psycopg.connect(dsn)
+    for key in keys:
+        other.execute("select replaykit.start('checkout', '[\"visa\"]', %s)", (key,))
+    return other
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_a_key_in_an_open_transaction_delays_only_its_own_start(client: Client, dsn: str, ends: str) -> None:
+    """Starts of the same moment and later ones go on; the one that waits has its answer when the transaction ends."""
+
+    with held_keys(dsn, "held") as other:
+        await client.start(checkout, "visa")
+        keyed = [asyncio.create_task(client.options(key="held").start(checkout, "visa")) for _ in range(2)]
+        async with asyncio.timeout(20):
+            free = await asyncio.gather(
+                *(client.start(checkout, "visa") for _ in range(3)),
+                *(client.options(key=f"free-{n}").start(checkout, "visa") for n in range(3)),
+            )
+            keyed.append(asyncio.create_task(client.options(key="held").start(checkout, "visa")))
+            free.append(await client.start(checkout, "visa"))
+        waited = [task.done() for task in keyed]
+        getattr(other, ends)()
+        async with asyncio.timeout(20):
+            handles = await asyncio.gather(*keyed)
+
+    assert waited == [False] * 3
+    assert all(handle.created for handle in free)
+    assert len({handle.id for handle in handles}) == 1
+    assert [handle.created for handle in handles].count(True) == (ends == "rollback")
+
+
+async def test_a_thousand_starts_go_on_beside_some_whose_keys_are_held(client: Client, dsn: str) -> None:
+    """Those that are held are found among them; each has its answer in the end."""
+
+    held = [f"key-{n}" for n in range(0, 1_000, 250)]
+    with held_keys(dsn, *held) as other:
+        asked = {
+            f"key-{n}": asyncio.create_task(client.options(key=f"key-{n}").start(checkout, "visa"))
+            for n in range(1_000)
+        }
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(start for key, start in asked.items() if key not in held))
+        assert not any(asked[key].done() for key in held)
+        other.commit()
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(*(asked[key] for key in held))
+
+    assert not any(handle.created for handle in found)
+
+
+async def test_a_start_that_is_cancelled_while_its_key_is_held_starts_nothing(
+    client: Client, dsn: str, sql: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    """Its caller has left; the lane's connection is closed when nobody waits there."""
+
+    with held_keys(dsn, "held") as other:
+        await client.start(checkout, "visa")
+        alone = len(backends(sql))
+        keyed = asyncio.create_task(client.options(key="held").start(checkout, "visa"))
+        await eventually(lambda: len(backends(sql)) > alone, "the lane's connection")
+        keyed.cancel()
+        await eventually(lambda: len(backends(sql)) == alone, "its end")
+        other.rollback()
+    await client.start(checkout, "visa")
+
+    assert sql.execute("select count(*), count(key) from replaykit.runs").fetchone() == (2, 0)
+
+
+async def test_a_client_that_is_closed_fails_starts_whose_keys_are_held(
+    client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while: a transaction may be left open for ever."""
+
+    monkeypatch.setattr(starts, "CLIENT_RETRY_SECONDS", 0.2)
+    with held_keys(dsn, "held"):
+        keyed = asyncio.create_task(client.options(key="held").start(checkout, "visa"))
+        await client.start(checkout, "visa")
+        await client.aclose()
+        with pytest.raises(DatabaseUnreachable, match="another transaction held the run's key"):
+            await keyed
 
 
 async def test_a_cancelled_start_leaves_the_client_usable(client: Client) -> None:
@@ -467,8 +551,8 @@ async def test_behind_a_pooler_results_come_by_polling(
 
     connect = Database.connect
 
-    async def pooled(self: Database) -> Any:
-        connection = await connect(self)
+    async def pooled(self: Database, **options: Any) -> Any:
+        connection = await connect(self, **options)
         connection.pooled = True
         return connection
 
