@@ -132,17 +132,25 @@ def _message(error: BaseException) -> str:
         message = str(error)
     except Exception:
         return "<no message: __str__ raised>"
-    return message if len(message) <= _MESSAGE_CHARS_MAX else message[:_MESSAGE_CHARS_MAX] + "…"
+    return _cut(message)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MESSAGE_CHARS_MAX else text[:_MESSAGE_CHARS_MAX] + "…"
 
 
 def _encode_args(args: tuple[Any, ...], message: str, left_out: list[str]) -> list[Any]:
     encoded = []
     for n, arg in enumerate(args):
         text = _try_encode(arg)
-        if text is None:
+        if text is None and type(arg) is str:
+            if len(arg) > _MESSAGE_CHARS_MAX:
+                left_out.append(f"the end of args[{n}] ({len(arg):,} characters)")
+            text = tagged.encode(_cut(arg))
+        elif text is None:
             left_out.append(f"args[{n}] ({name_of(type(arg))})")
             # a lone argument is what str(error) prints: its text stands for it
-            text = _try_encode(message if len(args) == 1 else f"<{name_of(type(arg))}>") or '""'
+            text = tagged.encode(message if len(args) == 1 else f"<{name_of(type(arg))}>")
         encoded.append(parse(unescape(text)))
     return encoded
 

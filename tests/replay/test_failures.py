@@ -226,6 +226,24 @@ def test_what_cannot_be_journaled_is_left_out_and_named() -> None:
     assert str(lone) == str(ValueError(Model))
 
 
+@pytest.mark.parametrize("size", [65_533, 65_536, 65_537, 200_000])
+@pytest.mark.parametrize("character", ["E", "\0", "\ud800", "é", '"', "\U0001f600"])
+def test_a_long_message_is_cut_and_never_lost(size: int, character: str) -> None:
+    """Up to 64 Ki characters it is whole, whatever they need in JSON; above, its head and an ellipsis stand for it."""
+    whole = character * size
+    kept = whole if size <= 65_536 else character * 65_536 + "…"
+
+    twin = twin_of(ValueError(whole))
+    two = twin_of(ValueError(7, whole))
+    foreign = decode_error(encode_error(ValueError(whole)).replace("builtins.ValueError", "not.Loaded"))
+
+    assert (type(twin), str(twin), twin.args) == (ValueError, kept, (kept,))
+    assert two.args == (7, kept)
+    assert (type(foreign), str(foreign)) == (StepFailed, kept)
+    cut = f"the end of args[0] ({size:,} characters)"
+    assert any(cut in note for note in getattr(twin, "__notes__", ())) == (size > 65_536)
+
+
 def test_notes_cause_and_traceback_come_back() -> None:
     """The author's notes, then ours; the traceback of the body is a note; the chain of causes is kept short."""
 
