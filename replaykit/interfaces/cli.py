@@ -53,6 +53,10 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out one command line and return its exit code."""
+    for argument in arguments:
+        if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
+            say(f"{argument!r} is not text: it holds bytes that are no UTF-8")  # neither JSON nor Postgres takes them
+            return USAGE
     try:
         code = cli.main(list(arguments), prog_name="replaykit", standalone_mode=False)
         sys.stdout.flush()

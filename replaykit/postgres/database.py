@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.events import log
 from replaykit.limits import LOCK_TIMEOUT_SECONDS
-from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, quote_name
+from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, check_schema, quote_name
 
 __all__ = [
     "Connection",
@@ -88,11 +88,14 @@ class Database:
         dsn: URL or `key=value` string, as libpq takes it.
         schema: the schema that holds replaykit's tables.
         name: appears as `replaykit:<name>` in `pg_stat_activity.application_name`.
+
+    Raises:
+        ConfigurationError: no schema can have that name.
     """
 
     def __init__(self, dsn: str, schema: str = "replaykit", *, name: str = "client") -> None:
         self.dsn = dsn
-        self.schema = schema
+        self.schema = check_schema(schema)
         self.name = name
         self._texts: dict[str, bytes] = {}
 
@@ -201,7 +204,7 @@ class Database:
         }
         try:
             given = conninfo_to_dict(self.dsn)
-        except psycopg.Error as error:
+        except (psycopg.Error, UnicodeEncodeError) as error:
             # libpq's sentence may quote the whole string, password included
             raise ConfigurationError(
                 "the database URL is not one that Postgres understands: " + _cause(error)
@@ -402,7 +405,7 @@ def describe_dsn(dsn: str) -> str:
     """The database for a sentence, as a URL without its password."""
     try:
         given = conninfo_to_dict(dsn)
-    except psycopg.Error:
+    except (psycopg.Error, UnicodeEncodeError):
         return "the database"
     host = given.get("host") or given.get("hostaddr") or "localhost"
     user = f"{given['user']}@" if given.get("user") else ""
@@ -416,5 +419,5 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _cause(error: psycopg.Error) -> str:
+def _cause(error: Exception) -> str:
     return "it is neither a URL nor key=value pairs" if "missing" in str(error) else "a part of it cannot be read"

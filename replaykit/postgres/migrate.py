@@ -24,7 +24,7 @@ from sqlalchemy import exc as sa_errors
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.postgres.database import describe_dsn, first_line
-from replaykit.postgres.schema import REVISION, REVISIONS, quote_name
+from replaykit.postgres.schema import REVISION, REVISIONS, check_schema, quote_name
 
 __all__ = ["current_revision", "sql", "upgrade"]
 
@@ -44,8 +44,7 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
         ConfigurationError: the connection goes through a pooler, or the role may not create.
         DatabaseUnreachable: no connection.
     """
-    if not schema or "\0" in schema or len(schema.encode()) > 63:
-        raise ConfigurationError(f"schema name {schema!r}: Postgres takes 1 to 63 bytes")
+    check_schema(schema)
     with _connect(dsn) as conn:
         _refuse_pooler(conn, dsn)
         if current_revision(conn, schema) == REVISION:
@@ -67,6 +66,7 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
 
 def sql(schema: str = "replaykit", *, since: str | None = None) -> str:
     """The migration as a script, from revision `since` (None: from nothing) to this release's."""
+    check_schema(schema)
     if since is not None and since not in REVISIONS:
         raise ConfigurationError(f"revision {since!r} is unknown; there are {', '.join(REVISIONS)}")
     out = io.StringIO()

@@ -10,11 +10,14 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from replaykit.errors import ConfigurationError
+
 __all__ = [
     "REVISION",
     "REVISIONS",
     "Bound",
     "Statement",
+    "check_schema",
     "done_channel",
     "moment",
     "quote_name",
@@ -29,6 +32,10 @@ REVISION: Final = REVISIONS[-1]
 """The one that this release's statements need."""
 
 
+SCHEMA_BYTES_MAX: Final = 63
+"""Postgres cuts a longer name silently (NAMEDATALEN)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One operation on the database, with a name for logs and tests."""
@@ -39,6 +46,21 @@ class Statement:
 
 Bound: TypeAlias = tuple[Statement, dict[str, Any]]
 """A statement with its parameters, ready for `Connection.run`."""
+
+
+def check_schema(name: str) -> str:
+    """Return a schema's name, or raise `ConfigurationError` saying why Postgres would refuse it or cut it."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigurationError(f"schema name {name!r}: a name is non-empty text without NUL")
+    if name.startswith("pg_"):
+        raise ConfigurationError(f"schema name {name!r}: Postgres keeps names that begin with pg_ for itself")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"schema name {name!r} is no text: it holds a lone surrogate") from None
+    if size > SCHEMA_BYTES_MAX:
+        raise ConfigurationError(f"schema name {name!r} has {size} bytes: Postgres takes at most {SCHEMA_BYTES_MAX}")
+    return name
 
 
 def quote_name(name: str) -> str:

@@ -18,7 +18,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, Self, SupportsFloat, TypeVar, overload
 from uuid import UUID
 
 from replaykit.errors import (
@@ -166,10 +166,13 @@ class Client:
         Args:
             run: its id, or its key.
             workflow: with it, the result is decoded by its annotation.
+
+        Raises:
+            ConfigurationError: no run can have such a key.
         """
         if isinstance(run, UUID):
             return Handle(self, workflow, run_id=run)
-        return Handle(self, workflow, named=run)
+        return Handle(self, workflow, named=_checked_reference(run))
 
     async def aclose(self) -> None:
         """Close this event loop's connections. The client may be used again: it opens anew."""
@@ -316,7 +319,7 @@ class _Session:
             RunNotFound: there is none.
         """
         for row in parse_runs(await self.line.run(find_run(str(reference)))):
-            if reference in (row.id, row.key, str(row.id)):  # people's short forms are for people
+            if row.id == _as_id(reference) or row.key == reference:  # people's short forms are for people
                 return RunInfo(**{name: getattr(row, name) for name in RunInfo.__slots__})
         raise RunNotFound(f"no run has the {'id' if isinstance(reference, UUID) else 'id or key'} {str(reference)!r}")
 
@@ -387,7 +390,7 @@ def seconds_until(moment: Moment | None) -> float | None:
     """Seconds from now, never negative; None stays None.
 
     Raises:
-        ConfigurationError: a moment without a time zone, or a number that is none.
+        ConfigurationError: a moment without a time zone, or what is no number of seconds.
     """
     if moment is None:
         return None
@@ -396,10 +399,35 @@ def seconds_until(moment: Moment | None) -> float | None:
             raise ConfigurationError(f"timeout={moment!r}: a moment needs a time zone, as datetime(..., tzinfo=UTC)")
         seconds = (moment - dt.datetime.now(dt.UTC)).total_seconds()
     else:
-        seconds = moment.total_seconds() if isinstance(moment, dt.timedelta) else float(moment)
+        seconds = moment.total_seconds() if isinstance(moment, dt.timedelta) else _number(moment)
     if math.isnan(seconds):
         raise ConfigurationError(f"timeout={moment!r}: not a number of seconds")
     return max(0.0, seconds)
+
+
+def _number(moment: float) -> float:
+    """NaN for what is no number, or none that a clock can count."""
+    try:
+        return float(moment) if isinstance(moment, SupportsFloat) else math.nan  # a str is none
+    except OverflowError:
+        return math.nan
+
+
+def _as_id(reference: UUID | str) -> UUID | None:
+    """The id that a text is in any of its forms (capitals, too)."""
+    try:
+        return UUID(str(reference))
+    except ValueError:
+        return None
+
+
+def _checked_reference(run: str) -> str:
+    try:
+        if isinstance(run, str) and b"\0" not in run.encode():
+            return run
+    except UnicodeEncodeError:  # a lone surrogate
+        pass
+    raise ConfigurationError(f"run {run!r}: a run is named by its id, or by its key, which is text without NUL")
 
 
 def _checked_key(key: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from replaykit.errors import SchemaMismatch
 from replaykit.postgres.database import Database
-from replaykit.postgres.schema import REVISION
+from replaykit.postgres.schema import REVISION, check_schema
 from replaykit.runtime.embedded import EmbeddedPostgres, default_home
 
 __all__ = ["Target"]
@@ -24,6 +24,9 @@ class Target:
         schema: the schema that replaykit's tables live in.
         home: where an embedded Postgres keeps its data; None: `REPLAYKIT_HOME`, else the user's data folder.
         say: told in a sentence that the embedded Postgres is used.
+
+    Raises:
+        ConfigurationError: no schema can have that name.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Target:
         home: Path | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.schema = schema
+        self.schema = check_schema(schema)
         self._given = dsn
         self._home = home
         self._say = say

@@ -393,6 +393,36 @@ def test_an_unreachable_database_is_one_sentence_without_the_password(cli: Cli) 
     assert "secret" not in said.err
 
 
+@pytest.mark.parametrize("command", [("db", "migrate"), ("db", "sql"), ("runs",), ("worker", SHOP)])
+@pytest.mark.parametrize("schema", ["", "pg_x", "x" * 64])
+def test_a_schema_that_postgres_would_not_take_is_one_sentence(cli: Cli, command: tuple[str, ...], schema: str) -> None:
+    """Before the database is asked."""
+
+    said = cli(*command, "--schema", schema)
+
+    assert (said.code, said.out) == (2, "")
+    assert len(sentences(said.err)) == 1
+    assert said.err.startswith(f"replaykit: schema name '{schema}'")
+
+
+@pytest.mark.parametrize("command", [("show",), ("start",), ("runs", "--workflow"), ("runs", "--database-url")])
+def test_bytes_that_are_no_text_are_one_sentence(cli: Cli, command: tuple[str, ...]) -> None:
+    """Python hands them over as lone surrogates, which neither JSON nor Postgres takes."""
+
+    said = cli(*command, os.fsdecode(b"a\xff"))
+
+    assert (said.code, said.out) == (2, "")
+    assert sentences(said.err) == ["replaykit: 'a\\udcff' is not text: it holds bytes that are no UTF-8"]
+
+
+def test_a_url_that_is_no_text_is_one_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, which no parser has looked at."""
+
+    monkeypatch.setenv("REPLAYKIT_DATABASE_URL", os.fsdecode(b"postgresql://\xff"))
+
+    assert len(sentences(cli("runs").err)) == 1
+
+
 def test_db_prints_the_url_and_the_script(cli: Cli, dsn: str) -> None:
     """For other programs, and for people who run scripts by hand."""
 

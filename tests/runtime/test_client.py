@@ -28,6 +28,7 @@ from replaykit import (
     SchemaMismatch,
     Worker,
 )
+from replaykit.postgres import migrate
 from replaykit.postgres.database import Database
 from replaykit.postgres.runs import StartRow
 from replaykit.replay.calls import Workflow
@@ -481,6 +482,49 @@ async def test_a_timeout_without_a_zone_is_refused(client: Client) -> None:
 
     with pytest.raises(ConfigurationError, match="time zone"):
         await handle.result(timeout=dt.datetime(2030, 1, 1))
+
+
+@pytest.mark.parametrize("timeout", ["x", "5", b"1", [], float("nan"), 10**400])
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(client: Client, timeout: Any) -> None:
+    """In one sentence that shows it."""
+
+    with pytest.raises(ConfigurationError, match="not a number of seconds"):
+        await client.handle("order-42").result(timeout=timeout)
+
+
+@pytest.mark.parametrize("run", ["a\0", "\ud800", 5, b"order-42", None])
+async def test_a_handle_by_what_no_key_can_be_is_refused(client: Client, run: Any) -> None:
+    """At once, without a question to the database."""
+
+    with pytest.raises(ConfigurationError, match="named by its id, or by its key"):
+        client.handle(run)
+
+
+async def test_an_id_as_text_is_read_in_any_of_its_forms(client: Client) -> None:
+    """Capitals too; a key that looks like an id stays a key."""
+
+    started = await client.start(checkout, "visa")
+    keyed = await client.options(key=str(new_id()).upper()).start(checkout, "visa")
+    info = await keyed.info()
+
+    for text in (str(started.id), str(started.id).upper(), started.id.hex):
+        assert (await client.handle(text).info()).id == started.id
+    assert info.key is not None
+    assert (await client.handle(info.key).info()).id == keyed.id
+
+
+@pytest.mark.parametrize("schema", ["", "a\0b", "pg_x", "x" * 64, "é" * 32, "\ud800", None])
+def test_a_schema_that_postgres_would_not_take_is_refused(schema: Any) -> None:
+    """Where it is named: by a client, a worker, a migration."""
+
+    for maker in (
+        lambda: Client("postgresql://nobody@127.0.0.1:1/nowhere", schema),
+        lambda: Database("", schema),
+        lambda: migrate.upgrade("postgresql://nobody@127.0.0.1:1/nowhere", schema),
+        lambda: migrate.sql(schema),
+    ):
+        with pytest.raises(ConfigurationError, match="schema name"):
+            maker()
 
 
 async def test_a_handle_by_key_learns_its_id(client: Client) -> None:
