@@ -96,23 +96,21 @@ from held h left join counted c on c.run_id = h.run_id
 """,
 )
 
-# One entry of one run: the commonest batch of a quiet worker, at little more than a bare insert costs.
+# One entry of one run: the commonest batch of a quiet worker, at little more than a bare insert costs. It says nothing where
+# nothing was written; `WRITE_UNITS`, sent then, says why.
 WRITE_ENTRY = Statement(
     "journal-write-one-fenced",
     f"""
-with held as materialized (
+insert into {{schema}}.journal ({_COLUMNS})
+select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int,
+    %(input)s::json, %(output)s::json, %(error)s::json, %(digest)s, %(ikey)s,
+    {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")}, {moment("%(due_at)s::bigint")},
+    h.worker, %(write_id)s
+from (
     select id, worker, wakes from {{schema}}.runs where id = %(run_id)s and lease_token = %(token)s for no key update
-), ins as (
-    insert into {{schema}}.journal ({_COLUMNS})
-    select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int,
-        %(input)s::json, %(output)s::json, %(error)s::json, %(digest)s, %(ikey)s,
-        {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")}, {moment("%(due_at)s::bigint")},
-        h.worker, %(write_id)s
-    from held h where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
-    on conflict (run_id, seq) do nothing returning 1
-)
-select %(run_id)s, case when exists (select from ins) then 'ok' when not exists (select from held) then 'fenced'
-    when (select wakes from held) <> %(wakes)s::bigint then 'stale' else 'conflict' end
+) h
+where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
+on conflict (run_id, seq) do nothing returning run_id, 'ok'
 """,
 )
 
@@ -177,7 +175,8 @@ def write_units(units: Sequence[Unit]) -> Bound:
 
 
 def write_entry(unit: Unit) -> Bound:
-    """The same for a unit of exactly one entry, without a change or a note."""
+    """The same for a unit of exactly one entry, without a change or a note. No row: it was not written; `write_units` of
+    the same unit says why."""
     (e,) = unit.entries
     # Numbers go as text: psycopg would choose the parameter's type by the value, and a plan by each combination.
     return WRITE_ENTRY, {

@@ -33,7 +33,7 @@ from replaykit.replay.entries import ClaimedRun, Entry, Finish, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
-from replaykit.runtime.writer import Answer
+from replaykit.runtime.writer import MAY_NEST, Answer
 
 __all__ = ["Body", "Executor", "Shop"]
 
@@ -446,7 +446,10 @@ class Executor:
             outcome = error_outcome(error, started_at)
         except BaseException as error:
             outcome = error_outcome(error, started_at)
-        self._host.call_soon(self._ended, call.key, asyncio.current_task(), outcome)
+        if MAY_NEST:
+            self._ended(call.key, asyncio.current_task(), outcome)
+        else:
+            self._host.call_soon(self._ended, call.key, asyncio.current_task(), outcome)
 
     def _thread_done(self, key: str, body: Body, done: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has outlived the worker and its loop

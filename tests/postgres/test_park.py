@@ -133,7 +133,7 @@ def test_a_timer_that_meets_a_message_in_flight_is_stale(store: Store, one: bool
     store.wait_blocked(owner.backend_pid)
     sender.commit()
 
-    assert journal.parse_verdicts(writing.result()) == {run.id: Verdict.STALE}
+    assert journal.parse_verdicts(writing.result()) == ({} if one else {run.id: Verdict.STALE})
 
 
 def test_a_stale_unit_leaves_no_change_either(store: Store) -> None:

@@ -72,7 +72,7 @@ def test_a_retry_that_races_its_own_first_attempt_recognises_it(store: Store, on
     store.wait_blocked(second.backend_pid)
     first.commit()
 
-    assert journal.parse_verdicts(retrying.result()) == {run.id: Verdict.CONFLICT}
+    assert journal.parse_verdicts(retrying.result()) == ({} if one else {run.id: Verdict.CONFLICT})
     assert journal.parse_recheck(second.run(*journal.recheck([written]))) == {run.id}
     assert store.seqs(run.id) == [1]
 
