@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 __all__ = ["Settings"]
 
@@ -47,6 +48,19 @@ class Settings(BaseModel):
 
     threads: Annotated[int, Field(ge=1)] = 32
     """Threads for sync step bodies, for each process: the default of `asyncio.to_thread` on 28 cores and more."""
+
+    @field_validator("heartbeat_seconds")
+    @classmethod
+    def _two_heartbeats_a_lease(cls, heartbeat: float | None, info: ValidationInfo) -> float | None:
+        lease = info.data.get("lease_seconds")  # missing: it was refused itself
+        if heartbeat is not None and lease is not None and heartbeat > lease / 2:
+            raise PydanticCustomError(
+                "heartbeat_too_rare",
+                "heartbeat_seconds ({heartbeat}) must be at most half of lease_seconds ({lease}), so that one lost"
+                " heartbeat does not lose the lease",
+                {"heartbeat": f"{heartbeat:g}", "lease": f"{lease:g}"},
+            )
+        return heartbeat
 
     @property
     def heartbeat(self) -> float:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from replaykit.errors import ConfigurationError
 from replaykit.events import log
 from replaykit.limits import Settings
 from replaykit.postgres import leases
@@ -64,9 +63,6 @@ class Heartbeat:
         on_lost: called once, in a thread, when the row is gone: someone took the runs.
         exit_on_expiry: end the whole process when the lease is about to end while bodies run (children do).
         busy: called in a thread: does any body run?
-
-    Raises:
-        ConfigurationError: fewer than two heartbeats a lease.
     """
 
     def __init__(
@@ -82,11 +78,6 @@ class Heartbeat:
         exit_on_expiry: bool,
         busy: Callable[[], bool],
     ) -> None:
-        if settings.heartbeat > settings.lease_seconds / 2:
-            raise ConfigurationError(
-                f"heartbeat_seconds ({settings.heartbeat:g}) must be at most half of lease_seconds "
-                f"({settings.lease_seconds:g}), so that one lost heartbeat does not lose the lease"
-            )
         self._database = database
         self._worker_id = worker_id
         self._settings = settings

@@ -30,6 +30,7 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
+from replaykit.errors import ConfigurationError
 from replaykit.events import log
 from replaykit.postgres import leases, runs
 from replaykit.postgres.database import Database, SyncConnection, is_lock_timeout
@@ -45,7 +46,7 @@ SPARE: Final = -1
 """The number of the slot of the spare child."""
 
 EXIT_CONFIGURATION: Final = 2
-"""A child's, and then the parent's, exit code: it cannot start as it was told; the sentence is on stderr."""
+"""A child's exit code: it cannot start as it was told; its report says why."""
 
 SPARE_AFTER_SECONDS: Final = 1.0
 """After a spare has taken a place the next one waits a little: its imports would slow down the recovery."""
@@ -85,8 +86,11 @@ def run_workers(config: WorkerConfig) -> int:
     """Runs the children until SIGTERM or SIGINT and all of them have ended. Main thread only.
 
     Returns:
-        Exit code: 0 all ended as asked; 1 some had to be killed; 2 the children cannot start as configured (one
-        sentence was written to stderr).
+        Exit code: 0 all ended as asked; 1 some had to be killed.
+
+    Raises:
+        ConfigurationError: the children cannot start as configured. Raised when all have ended and nothing is logged
+            any more: the sentence is the last word.
     """
     with _signals() as (wakeup, arrived):
         return Supervisor(config, wakeup, arrived).run()
@@ -150,6 +154,7 @@ class Supervisor:
         self._last_sigint = -DOUBLE_SIGINT_SECONDS
         self._ever_ready = False
         self._exit_code = 0
+        self._refusal: str | None = None
 
     def run(self) -> int:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
@@ -162,7 +167,9 @@ class Supervisor:
                 _close_lifeline(child)
             self._releases.finish()
             self._selector.close()
-        log.info("workers_stopped", exit_code=self._exit_code)
+        log.info("workers_stopped", exit_code=EXIT_CONFIGURATION if self._refusal else self._exit_code)
+        if self._refusal is not None:
+            raise ConfigurationError(self._refusal)
         return self._exit_code
 
     def _turn(self) -> bool:
@@ -305,11 +312,8 @@ class Supervisor:
         slot.spawn_at = time.monotonic() + respawn_delay(slot.quick_deaths, child.ready)
 
     def _refuse(self, sentence: str) -> None:
-        """The configuration cannot work: say it once, however many children found out, and end."""
-        if self._exit_code != EXIT_CONFIGURATION:
-            sys.stderr.write(sentence + "\n")
-            sys.stderr.flush()
-        self._exit_code = EXIT_CONFIGURATION
+        """The configuration cannot work: it is said once, however many children found out, and at the end."""
+        self._refusal = self._refusal or sentence
         if self._stage is Stage.RUNNING:
             self._advance(Stage.DRAINING)
 

@@ -505,6 +505,49 @@ def test_a_module_that_cannot_be_used_exits_with_2(
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err
     assert "replaykit/" not in said.err.replace(str(tmp_path), "")
+    assert sentence in said.err[said.err.rindex("replaykit: ") :]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["no_such_module"], "replaykit: there is no module 'no_such_module' (No module named 'no_such_module')"),
+        ([SHOP, "--lifespan", "nowhere"], "replaykit: 'nowhere' is not of the form MODULE:NAME"),
+        ([SHOP, "--lifespan", f"{SHOP}:gone"], f"replaykit: there is no 'gone' in {SHOP}"),
+    ],
+)
+def test_a_workers_mistake_is_the_last_word_on_stderr(dsn: str, arguments: list[str], sentence: str) -> None:
+    """After the log lines of a parent and children that have ended."""
+
+    said = finished("worker", *arguments, "--processes", "2", dsn=dsn)
+
+    assert (said.code, said.out) == (2, "")
+    assert sentences(said.err)[-1] == sentence
+    assert said.err.count("replaykit: ") == 1
+
+
+def test_a_lifespan_that_fails_is_the_last_word_on_stderr(dsn: str) -> None:
+    """With the traceback of the user's lines."""
+
+    said = finished("worker", SHOP, "--lifespan", "tests.runtime.slow_flows:broken_lifespan", dsn=dsn)
+    last = said.err[said.err.index("replaykit: ") :]
+
+    assert said.code == 2
+    assert last.startswith("replaykit: the lifespan tests.runtime.slow_flows:broken_lifespan failed:\nTraceback")
+    assert last.endswith("ConnectionRefusedError: no redis here\n")
+
+
+@pytest.mark.parametrize("command", ["worker", "dev"])
+def test_fewer_than_two_heartbeats_a_lease_are_refused_at_once(cli: Cli, command: str) -> None:
+    """With both values, whichever of them was given."""
+
+    said = cli(command, SHOP, "--lease-seconds", "4", "--heartbeat-seconds", "3")
+
+    assert (said.code, said.out) == (2, "")
+    assert sentences(said.err)[0].startswith(
+        "replaykit: --heartbeat-seconds: heartbeat_seconds (3) must be at most half of lease_seconds (4)"
+    )
+    assert len(sentences(said.err)) == 1
 
 
 def test_a_setting_out_of_range_is_named_by_its_flag(cli: Cli) -> None:

@@ -7,7 +7,8 @@ import sys
 
 import structlog
 
-from replaykit.runtime.supervisor import WorkerConfig, run_workers
+from replaykit.errors import ConfigurationError
+from replaykit.runtime.supervisor import EXIT_CONFIGURATION, WorkerConfig, run_workers
 
 if __name__ == "__main__":
     # Not stdout, which the children have too: a line of theirs could stand in the middle of one of ours.
@@ -16,4 +17,8 @@ if __name__ == "__main__":
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory(events)
     )
-    sys.exit(run_workers(WorkerConfig.model_validate_json(sys.stdin.readline())))
+    try:
+        sys.exit(run_workers(WorkerConfig.model_validate_json(sys.stdin.readline())))
+    except ConfigurationError as error:  # as the command line says it
+        print(f"replaykit: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIGURATION)
