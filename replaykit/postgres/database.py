@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
@@ -97,6 +99,7 @@ class Database:
         self.dsn = dsn
         self.schema = check_schema(schema)
         self.name = name
+        self._numbered: dict[str, tuple[bytes, list[str]]] = {}
         self._texts: dict[str, bytes] = {}
 
     async def connect(self, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Connection:
@@ -142,6 +145,21 @@ class Database:
             raw.close()
             raise self._unreachable(error) from error
         return SyncConnection(self, raw, pooled)
+
+    def numbered(self, statement: Statement) -> tuple[bytes, list[str]]:
+        """The statement's text with `$1` for parameters, as libpq takes it, and their names in that order."""
+        known = self._numbered.get(statement.name)
+        if known is None:
+            names: list[str] = []
+
+            def number(found: re.Match[str]) -> str:
+                if found[1] not in names:
+                    names.append(found[1])
+                return f"${names.index(found[1]) + 1}"
+
+            plain = re.sub(r"%\((\w+)\)s", number, self.text(statement).decode()).replace("%%", "%")
+            known = self._numbered[statement.name] = (plain.encode(), names)
+        return known
 
     async def check(self, *, need: bool = True) -> str | None:
         """The schema's revision, after a look at what would void a promise.
@@ -228,36 +246,75 @@ class Connection:
         self._lock_timeout = lock_timeout
         self.pooled = pooled
         self._prepare = None if pooled else True
+        self._asked_at: float | None = None  # when the statement that has no answer yet was sent
+        self._watched = False
+        self._prepared: set[str] = set()
 
     async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
         """Execute and commit; the rows that it returns."""
         if self.pooled:
             return (await self.run_all([(statement, params or {})]))[0]
         cursor = self._raw.cursor()
-        patience = asyncio.get_running_loop().call_later(DEAD_AFTER_SECONDS, self.cut)
+        self._ask()
         try:
             await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
         except psycopg.errors.FeatureNotSupported:
-            await self._raw.execute(_FORGET_PLANS)
+            await self._forget_plans()
             raise
         finally:
-            patience.cancel()
+            self._asked_at = None
         return await cursor.fetchall() if cursor.description else []
+
+    async def wrote(self, statement: Statement, params: dict[str, Any]) -> bool:
+        """Execute and commit a statement whose parameters are all text, ids or null; whether it returned a row.
+
+        For the one statement that a lone step waits for: libpq's own calls, without the cursor, the adaptation and the
+        rows that `run` has, which cost as much as the commit's way to the disk.
+        """
+        if self.pooled:
+            return bool(await self.run(statement, params))
+        text, names = self._database.numbered(statement)
+        pgconn = self._raw.pgconn
+        self._ask()
+        try:
+            if statement.name not in self._prepared:
+                pgconn.send_prepare(statement.name.encode(), text)
+                self._result(await self._raw.wait(generators.execute(pgconn)))
+                self._prepared.add(statement.name)
+            values = [None if value is None else str(value).encode() for value in map(params.__getitem__, names)]
+            pgconn.send_query_prepared(statement.name.encode(), values)
+            return self._result(await self._raw.wait(generators.execute(pgconn))).ntuples > 0
+        except psycopg.errors.FeatureNotSupported:
+            await self._forget_plans()
+            raise
+        finally:
+            self._asked_at = None
+
+    async def _forget_plans(self) -> None:
+        self._prepared.clear()
+        await self._raw.execute(_FORGET_PLANS)
+
+    def _result(self, results: list[psycopg.pq.abc.PGresult]) -> psycopg.pq.abc.PGresult:
+        result = results[-1]
+        if result.status not in (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK):
+            error = psycopg.errors.error_from_result(result, encoding="utf-8")
+            raise error
+        return result
 
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
-        patience = asyncio.get_running_loop().call_later(DEAD_AFTER_SECONDS, self.cut)
+        self._ask()
         try:
             async with self._raw.pipeline():
                 if self.pooled:
                     await self._raw.execute(_TRANSACTION, (self._lock_timeout,))
                 cursors = [await self._raw.execute(text(s), params, prepare=self._prepare) for s, params in bound]
         except psycopg.errors.FeatureNotSupported:
-            await self._raw.execute(_FORGET_PLANS)
+            await self._forget_plans()
             raise
         finally:
-            patience.cancel()
+            self._asked_at = None
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def listen(self, channel: str) -> None:
@@ -271,6 +328,24 @@ class Connection:
         async for _ in self._raw.notifies(timeout=timeout, stop_after=1):
             return True
         return False
+
+    def _ask(self) -> None:
+        """A statement goes out: someone looks after it. One timer for many statements, because most take a millisecond."""
+        loop = asyncio.get_running_loop()
+        self._asked_at = loop.time()
+        if not self._watched:
+            self._watched = True
+            loop.call_later(DEAD_AFTER_SECONDS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        asked_at = self._asked_at
+        if asked_at is None or self._raw.closed:
+            self._watched = False
+            return
+        left = asked_at + DEAD_AFTER_SECONDS - loop.time()
+        if left <= 0:
+            self.cut()
+        loop.call_later(left if left > 0 else DEAD_AFTER_SECONDS, self._look, loop)
 
     def cut(self) -> None:
         """End a statement that has no answer: its caller sees a lost connection.

@@ -105,9 +105,9 @@ insert into {{schema}}.journal ({_COLUMNS})
 select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int,
     %(input)s::json, %(output)s::json, %(error)s::json, %(digest)s, %(ikey)s,
     {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")}, {moment("%(due_at)s::bigint")},
-    h.worker, %(write_id)s
+    h.worker, %(write_id)s::uuid
 from (
-    select id, worker, wakes from {{schema}}.runs where id = %(run_id)s and lease_token = %(token)s for no key update
+    select id, worker, wakes from {{schema}}.runs where id = %(run_id)s::uuid and lease_token = %(token)s::uuid for no key update
 ) h
 where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
 on conflict (run_id, seq) do nothing returning run_id, 'ok'

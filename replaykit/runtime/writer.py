@@ -274,7 +274,7 @@ class _Lane:
 
 async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict]:
     """One statement for the batch; a second one for units that an earlier, unacknowledged try may have written."""
-    if len(units) == 1 and _is_one_entry(units[0]) and await connection.run(*journal.write_entry(units[0])):
+    if len(units) == 1 and _is_one_entry(units[0]) and await connection.wrote(*journal.write_entry(units[0])):
         return {units[0].run_id: Verdict.OK}
     verdicts = journal.parse_verdicts(await connection.run(*journal.write_units(units)))
     doubtful = [unit for unit in units if unit.tries > 1 and verdicts[unit.run_id] is not Verdict.OK]

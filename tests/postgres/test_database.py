@@ -180,6 +180,31 @@ def test_a_plan_that_a_migration_made_old_is_retried(store: Store) -> None:
     assert store.connection.run(everything) == []
 
 
+def test_the_hot_statement_says_whether_it_wrote(store: Store) -> None:
+    """A row or none; what the database refuses is an error of its class; after a migration it is prepared anew."""
+    run = store.running()
+    wrong = unit(run, step(2, output="{"))
+
+    async def work(connection: Connection) -> None:
+        assert await connection.wrote(*journal.write_entry(unit(run, step(1))))
+        assert not await connection.wrote(*journal.write_entry(unit(run, step(1))))
+        with pytest.raises(psycopg.Error) as caught:
+            await connection.wrote(*journal.write_entry(wrong))
+        assert is_refusal(caught.value)
+        assert await connection.wrote(*journal.write_entry(unit(run, step(2))))
+
+        everything = Statement("test-wrote-everything", "select * from {schema}.t")
+        assert not await connection.wrote(everything, {})
+        store.admin.execute("alter table t add j int")
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            await connection.wrote(everything, {})
+        assert not await connection.wrote(everything, {})
+
+    store.admin.execute("create table t (i int)")
+    on_connection(store.database.dsn, work)
+    assert store.seqs(run.id) == [1, 2]
+
+
 def test_other_errors_are_neither() -> None:
     """A defect of ours is not retried for ever, nor held against a run."""
     for error in (ValueError("x"), KeyError("x"), SchemaMismatch("x")):
