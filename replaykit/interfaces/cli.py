@@ -291,10 +291,14 @@ def runs(
 @cli.command()
 @click.argument("reference", metavar="RUN")
 @click.option("--watch", is_flag=True, help="Keep looking until the run ends or is held.")
+@click.option("--all", "every", is_flag=True, help="Draw every entry of a long journal.")
 @json_option
 @database_options
-def show(target: Target, reference: str, watch: bool, as_json: bool) -> None:
-    """Draw one run: its steps with durations and attempts, what it does or waits for, how it ended."""
+def show(target: Target, reference: str, watch: bool, every: bool, as_json: bool) -> None:
+    """Draw one run: its steps with durations and attempts, what it does or waits for, how it ended.
+
+    Of a journal of more than 200 entries the first 20 and the last 180 are drawn. JSON has all.
+    """
     from replaykit.runtime.inspect import Inspector
 
     with Inspector(target) as inspector:
@@ -302,11 +306,11 @@ def show(target: Target, reference: str, watch: bool, as_json: bool) -> None:
         if watch:
             from replaykit.interfaces.live import watch_run
 
-            watch_run(inspector, run_id)
+            watch_run(inspector, run_id, every=every)
             return
-        report = inspector.show(run_id)
+        report = inspector.show(run_id) if as_json else inspector.drawn(run_id, every=every)
     if as_json:
-        print_json({name: report[name] for name in ("run", "journal", "intents", "attempts")})
+        print_json(report)
         return
     from replaykit.interfaces.show import draw_run
 

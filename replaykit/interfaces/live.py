@@ -99,11 +99,11 @@ def watch_runs(inspector: Inspector, *, state: str | None, workflow: str | None,
             time.sleep(_LOOK_SECONDS)
 
 
-def watch_run(inspector: Inspector, run_id: UUID) -> None:
+def watch_run(inspector: Inspector, run_id: UUID, *, every: bool = False) -> None:
     """One run, again and again, until it ends or is held."""
     with Live(console=console(), auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
         while True:
-            report = inspector.show(run_id)
+            report = inspector.drawn(run_id, every=every)
             live.update(draw_run(report), refresh=True)
             if report["run"]["state"] in _ENDED:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,6 +19,9 @@ __all__ = ["draw_run", "draw_runs", "draw_workers", "state_text"]
 Row = Mapping[str, Any]
 
 _WORKER_STYLES = {"live": "green", "expired": "red", "stopped": "dim"}
+
+_TABLE_ROWS_MAX = 500
+"""Rows that rich folds into a table: 0.6 ms each."""
 
 _SHORT = 8
 """Characters of an id on a terminal: its end, which `show` and the others accept."""
@@ -47,14 +51,17 @@ def draw_runs(runs: Sequence[Row], *, short: bool, progress: bool = False) -> Re
     return table
 
 
-def draw_run(report: Row, *, short: bool = False) -> RenderableType:
-    """One run: header, journal, what failed and is retried, what it does now or waits for, how it ended."""
+def draw_run(report: Row) -> RenderableType:
+    """One run: header, journal, what failed and is retried, what it does now or waits for, how it ended.
+
+    Args:
+        report: as of `Inspector.drawn`.
+    """
     run = report["run"]
     parts: list[RenderableType] = [_header(run), Text()]
     if report["journal"]:
         parts += [_journal(report["journal"]), Text()]
-    retried = [attempt for attempt in report["attempts"] if not _is_settled(attempt, report["journal"])]
-    for attempt in retried:
+    for attempt in report["attempts"]:
         parts.append(_attempt(attempt))
     for body in report.get("in_flight") or ():
         parts.append(_sentence("now", f"{body['key']} (attempt {body['attempt']}), since {ago(body['since'])}", "blue"))
@@ -126,20 +133,47 @@ def _header(run: Row) -> RenderableType:
 
 
 def _journal(journal: Sequence[Row]) -> RenderableType:
-    table = _table("#", "step", "at", "took", "try", "result")
-    for entry in journal:
-        failed = entry["outcome"] != "ok"
-        mark = Text("✗ ", "red") if failed else Text("✓ ", "green")
-        took = seconds_between(entry["started_at"], entry["at"])
-        table.add_row(
-            Text(str(entry["seq"]), "dim"),
-            mark + Text(entry["key"]),
-            Text(_clock(entry["at"]), "dim"),
-            Text(duration(took)),
-            Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
-            Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry),
-        )
+    columns = ("#", "step", "at", "took", "try", "result")
+    rows: list[list[Text]] = []
+    for entry, before in zip(journal, (None, *journal), strict=False):
+        left_out = entry["seq"] - before["seq"] - 1 if before is not None else 0
+        if left_out:
+            rows.append([Text("…", "dim"), Text(f"{left_out:,} left out: --all draws them", "dim italic")])
+        rows.append(_entry(entry))
+    if len(rows) > _TABLE_ROWS_MAX:
+        return _lines(columns, rows)
+    table = _table(*columns)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _entry(entry: Row) -> list[Text]:
+    failed = entry["outcome"] != "ok"
+    mark = Text("✗ ", "red") if failed else Text("✓ ", "green")
+    took = seconds_between(entry["started_at"], entry["at"])
+    return [
+        Text(str(entry["seq"]), "dim"),
+        mark + Text(entry["key"]),
+        Text(_clock(entry["at"]), "dim"),
+        Text(duration(took)),
+        Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
+        Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry),
+    ]
+
+
+def _lines(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> RenderableType:
+    """As a table, without folding: a tenth of the time."""
+    head = [Text(column, "dim") for column in columns]
+    widths = [max(cell.cell_len for cell in column) for column in zip_longest(head, *rows, fillvalue=Text())]
+    lines = []
+    for row in (head, *rows):
+        line = Text()
+        for cell, width in zip(row, widths, strict=False):
+            line.append_text(cell).append(" " * (width - cell.cell_len + 2))
+        line.rstrip()
+        lines.append(line)
+    return Group(*lines)
 
 
 def _result(entry: Row) -> Text:
@@ -155,10 +189,6 @@ def _attempt(attempt: Row) -> RenderableType:
     return _sentence(
         "retry", f"{attempt['key']} attempt {attempt['attempt']}: {_error_line(attempt['error'])}{again}", "yellow"
     )
-
-
-def _is_settled(attempt: Row, journal: Sequence[Row]) -> bool:
-    return any(entry["key"] == attempt["key"] for entry in journal)
 
 
 def _sentence(label: str, text: str, style: str) -> RenderableType:

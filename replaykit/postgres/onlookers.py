@@ -18,6 +18,8 @@ __all__ = [
     "shown_attempts",
     "shown_in_flight",
     "shown_journal",
+    "shown_journal_ends",
+    "shown_open_attempts",
     "shown_run",
     "shown_runs",
     "shown_workers",
@@ -56,15 +58,32 @@ select row_to_json(s)::text from (
 """,
 )
 
-# In the order of delivery; without the columns that only the engine reads.
+# Without the columns that only the engine reads.
+_ENTRY: Final = (
+    "j.run_id, j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input, j.output, j.error, j.idempotency_key,"
+    " j.started_at, j.at, j.due_at, j.recorded_at, j.worker"
+)
+
+# In the order of delivery.
 JOURNAL = Statement(
     "journal-list-shown",
-    """
+    f"""
 select row_to_json(s)::text from (
-    select j.run_id, j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input, j.output, j.error, j.idempotency_key,
-        j.started_at, j.at, j.due_at, j.recorded_at, j.worker
-    from {schema}.journal j where j.run_id = %(run_id)s order by j.seq
+    select {_ENTRY} from {{schema}}.journal j where j.run_id = %(run_id)s order by j.seq
 ) s
+""",
+)
+
+# Its two ends: two ranges of the primary key, so that nothing between them is read.
+JOURNAL_ENDS = Statement(
+    "journal-list-shown-ends",
+    f"""
+select row_to_json(s)::text from (
+    select {_ENTRY} from {{schema}}.journal j where j.run_id = %(run_id)s and j.seq <= %(first)s
+    union all
+    select {_ENTRY} from {{schema}}.journal j where j.run_id = %(run_id)s and j.seq > greatest(%(first)s,
+        (select max(l.seq) from {{schema}}.journal l where l.run_id = %(run_id)s) - %(last)s)
+) s order by s.seq
 """,
 )
 
@@ -73,6 +92,18 @@ ATTEMPTS = Statement(
     """
 select row_to_json(s)::text from (
     select a.* from {schema}.attempts a where a.run_id = %(run_id)s order by a.started_at, a.key, a.attempt
+) s
+""",
+)
+
+# Those of steps that have no entry yet.
+OPEN_ATTEMPTS = Statement(
+    "attempts-list-shown-open",
+    """
+select row_to_json(s)::text from (
+    select a.* from {schema}.attempts a where a.run_id = %(run_id)s
+        and not exists (select from {schema}.journal j where j.run_id = a.run_id and j.key = a.key)
+    order by a.started_at, a.key, a.attempt
 ) s
 """,
 )
@@ -122,9 +153,19 @@ def shown_journal(run_id: UUID) -> Bound:
     return JOURNAL, {"run_id": run_id}
 
 
+def shown_journal_ends(run_id: UUID, *, first: int, last: int) -> Bound:
+    """So many entries of its journal's beginning and of its end; all of a shorter one."""
+    return JOURNAL_ENDS, {"run_id": run_id, "first": first, "last": last}
+
+
 def shown_attempts(run_id: UUID) -> Bound:
     """Its tries that failed and were retried."""
     return ATTEMPTS, {"run_id": run_id}
+
+
+def shown_open_attempts(run_id: UUID) -> Bound:
+    """Those whose steps have not ended."""
+    return OPEN_ATTEMPTS, {"run_id": run_id}
 
 
 def shown_in_flight(run_ids: Iterable[UUID]) -> Bound:

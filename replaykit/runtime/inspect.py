@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 from replaykit.errors import RunNotFound
@@ -16,6 +16,8 @@ from replaykit.postgres.onlookers import (
     shown_attempts,
     shown_in_flight,
     shown_journal,
+    shown_journal_ends,
+    shown_open_attempts,
     shown_run,
     shown_runs,
     shown_workers,
@@ -27,6 +29,12 @@ __all__ = ["Inspector"]
 
 Row = dict[str, Any]
 T = TypeVar("T")
+
+FIRST_ENTRIES: Final = 20
+"""Of a long journal a person sees how it began,"""
+
+LAST_ENTRIES: Final = 180
+"""and what came last: together a few screens, whatever its length."""
 
 
 class Inspector:
@@ -77,11 +85,24 @@ class Inspector:
         return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(UUID(str(run_id)))))), run_id)
 
     def show(self, run_id: UUID) -> Row:
-        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, and `in_flight` bodies."""
-        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id), shown_in_flight([run_id])]
+        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`."""
+        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id)]
+        runs, journal, attempts = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
+        return {"run": self._one(runs, run_id), "journal": journal, "intents": [], "attempts": attempts}
+
+    def drawn(self, run_id: UUID, *, every: bool = False) -> Row:
+        """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies.
+
+        Args:
+            run_id: which.
+            every: the whole journal; else its first and last entries if it is long.
+        """
+        journal_of = shown_journal(run_id)
+        if not every:
+            journal_of = shown_journal_ends(run_id, first=FIRST_ENTRIES, last=LAST_ENTRIES)
+        bounds = [shown_run(run_id), journal_of, shown_open_attempts(run_id), shown_in_flight([run_id])]
         runs, journal, attempts, in_flight = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
-        run = self._one(runs, run_id)
-        return {"run": run, "journal": journal, "intents": [], "attempts": attempts, "in_flight": in_flight}
+        return {"run": self._one(runs, run_id), "journal": journal, "attempts": attempts, "in_flight": in_flight}
 
     def workers(self, *, stopped: bool = False) -> list[Row]:
         """Rows of `workers`, oldest first, each with `state` and how many runs it has (`running`)."""

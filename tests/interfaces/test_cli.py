@@ -27,6 +27,7 @@ from replaykit.interfaces.cli import SETTINGS, run
 from replaykit.interfaces.output import ago, duration, one_line
 from replaykit.interfaces.starting import parse_values
 from replaykit.limits import Settings
+from replaykit.postgres.onlookers import shown_journal_ends
 from tests.conftest import remove_home
 from tests.runtime.shop import checkout, nap, stuck, total
 
@@ -262,6 +263,75 @@ def test_show_as_json_has_the_whole_run(cli: Cli, worker: None) -> None:
     assert (entry["seq"], entry["key"], entry["kind"], entry["outcome"]) == (1, "charge", "step", "ok")
     assert entry["output"] == {"card": "visa", "cents": 5}
     assert (shown["intents"], shown["attempts"]) == ([], [])
+
+
+def long_run(dsn: str, entries: int) -> str:
+    """A run with so many entries; one step of the middle was retried, and one that has not ended."""
+    run_id = "11111111-1111-7111-8111-111111111111"
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("insert into replaykit.runs (id, workflow) values (%s, 'long')", (run_id,))
+        sql.execute(
+            "insert into replaykit.journal (run_id, seq, key, name, kind, outcome, output, started_at, at, write_id)"
+            " select %s, n, 'step#' || n, 'step', 'step', 'ok', to_json(n), now(), now(), gen_random_uuid()"
+            " from generate_series(1, %s) n",
+            (run_id, entries),
+        )
+        for key in ("step#100", "open"):
+            sql.execute(
+                "insert into replaykit.attempts (run_id, key, attempt, error, started_at, ended_at, next_at)"
+                """ values (%s, %s, 1, '{"type": "E", "message": "m"}', now(), now(), now())""",
+                (run_id, key),
+            )
+    return run_id
+
+
+@pytest.mark.parametrize(("entries", "left_out"), [(200, 0), (201, 1), (2_000, 1_800)])
+def test_show_draws_the_two_ends_of_a_long_journal(cli: Cli, dsn: str, entries: int, left_out: int) -> None:
+    """A line between them says how many are left out; of attempts those of steps that have not ended."""
+
+    said = cli("show", long_run(dsn, entries))
+    drawn = [int(line.split()[0]) for line in said.out.splitlines() if "✓ step#" in line]
+    lines = [line for line in said.out.splitlines() if "left out" in line]
+
+    assert drawn == [n for n in range(1, entries + 1) if n <= 20 or n > entries - 180]
+    assert [line.split() for line in lines] == (
+        [["…", *f"{left_out:,} left out: --all draws them".split()]] if left_out else []
+    )
+    assert [line.split()[1] for line in said.out.splitlines() if line.startswith("retry")] == ["open"]
+
+
+def test_show_with_all_draws_every_entry_and_json_has_them(cli: Cli, dsn: str) -> None:
+    """However long the journal is."""
+
+    run_id = long_run(dsn, 2_000)
+    every, shown = cli("show", run_id, "--all"), cli("show", run_id, "--json").json
+
+    numbers = [int(line.split()[0]) for line in every.out.splitlines() if "✓ step#" in line]
+    assert numbers == [entry["seq"] for entry in shown["journal"]] == list(range(1, 2_001))
+    assert "left out" not in every.out
+    assert [attempt["key"] for attempt in shown["attempts"]] == ["step#100", "open"]
+
+
+def test_show_reads_only_what_it_draws(dsn: str) -> None:
+    """Two ranges of the primary key, whatever is between them."""
+
+    run_id = uuid.UUID(long_run(dsn, 20_000))
+    statement, params = shown_journal_ends(run_id, first=20, last=180)
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("set enable_seqscan to off")
+        text = "explain (analyze, format json) " + statement.text.replace("{schema}", "replaykit")
+        row = sql.execute(text.encode(), params).fetchone()
+    assert row is not None
+
+    assert sum(rows_read(row[0][0]["Plan"])) < 250
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[int]:
+    """Rows that the scans of a plan have touched."""
+    if "Scan" in plan["Node Type"] and "Relation Name" in plan:
+        yield (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    for part in plan.get("Plans", ()):
+        yield from rows_read(part)
 
 
 def test_show_draws_steps_and_the_error_with_the_users_line(cli: Cli, worker: None) -> None:
