@@ -16,7 +16,10 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import generators
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq.abc import PGresult
+from psycopg.waiting import Ready, Wait
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.events import log
@@ -249,12 +252,15 @@ class Connection:
         self._asked_at: float | None = None  # when the statement that has no answer yet was sent
         self._watched = False
         self._prepared: set[str] = set()
+        self._reading = False  # whether the socket is registered with the loop, by `_wait`
+        self._waiter: asyncio.Future[Ready] | None = None
 
     async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
         """Execute and commit; the rows that it returns."""
         if self.pooled:
             return (await self.run_all([(statement, params or {})]))[0]
         cursor = self._raw.cursor()
+        self._stop_reading()
         self._ask()
         try:
             await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
@@ -279,22 +285,60 @@ class Connection:
         try:
             if statement.name not in self._prepared:
                 pgconn.send_prepare(statement.name.encode(), text)
-                self._result(await self._raw.wait(generators.execute(pgconn)))
+                self._result(await self._wait(generators.execute(pgconn)))
                 self._prepared.add(statement.name)
             values = [None if value is None else str(value).encode() for value in map(params.__getitem__, names)]
             pgconn.send_query_prepared(statement.name.encode(), values)
-            return self._result(await self._raw.wait(generators.execute(pgconn))).ntuples > 0
+            return self._result(await self._wait(generators.execute(pgconn))).ntuples > 0
         except psycopg.errors.FeatureNotSupported:
             await self._forget_plans()
             raise
         finally:
             self._asked_at = None
 
+    async def _wait(self, generator: PQGen[list[PGresult]]) -> list[PGresult]:
+        """Drive one of psycopg's generators. The socket stays registered from one statement to the next: telling the
+        selector twice a statement costs more than the statement's way through libpq."""
+        loop = asyncio.get_running_loop()
+        try:
+            wanted = next(generator)
+            while True:
+                if wanted & Wait.W:  # a value larger than the socket's buffer
+                    loop.add_writer(self._raw.pgconn.socket, self._is_ready, Ready.W)
+                if not self._reading:
+                    self._reading = True
+                    loop.add_reader(self._raw.pgconn.socket, self._is_ready, Ready.R)
+                self._waiter = loop.create_future()
+                try:
+                    ready = await self._waiter
+                finally:
+                    self._waiter = None
+                    if wanted & Wait.W:
+                        loop.remove_writer(self._raw.pgconn.socket)
+                wanted = generator.send(ready)
+        except StopIteration as done:
+            results: list[PGresult] = done.value
+            return results
+
+    def _is_ready(self, ready: Ready) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(ready)
+        elif ready is Ready.R:  # nobody asked: a notice, or the server says good-bye; whoever asks next reads it
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Leave the socket to psycopg, or to nobody."""
+        if self._reading:
+            self._reading = False
+            with contextlib.suppress(Exception):  # the loop is closed
+                asyncio.get_running_loop().remove_reader(self._raw.pgconn.socket)
+
     async def _forget_plans(self) -> None:
         self._prepared.clear()
+        self._stop_reading()
         await self._raw.execute(_FORGET_PLANS)
 
-    def _result(self, results: list[psycopg.pq.abc.PGresult]) -> psycopg.pq.abc.PGresult:
+    def _result(self, results: list[PGresult]) -> PGresult:
         result = results[-1]
         if result.status not in (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK):
             error = psycopg.errors.error_from_result(result, encoding="utf-8")
@@ -304,6 +348,7 @@ class Connection:
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
+        self._stop_reading()
         self._ask()
         try:
             async with self._raw.pipeline():
@@ -319,6 +364,7 @@ class Connection:
 
     async def listen(self, channel: str) -> None:
         """Subscribe to hints. A pooler would accept it and deliver nothing: refused."""
+        self._stop_reading()
         if self.pooled:
             raise ConfigurationError("a connection through a pooler cannot listen; poll instead")
         await self._raw.execute(f"listen {quote_name(channel)}".encode())
@@ -357,6 +403,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close; never raises, may be called twice."""
+        self._stop_reading()
         await self._raw.close()
 
     @property
