@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replaykit.limits import Settings
-from replaykit.runtime.supervisor import WorkerConfig, respawn_delay
+from replaykit.runtime.supervisor import DOUBLE_SIGINT_SECONDS, WorkerConfig, respawn_delay
 from tests.runtime.facts import eventually, lives
 from tests.runtime.parents import Parent, running
 
@@ -52,11 +52,17 @@ def run_row(dsn: str, run_id: uuid.UUID) -> tuple[Any, ...]:
 
 
 def interrupt_until(parent: Parent, stage: str) -> None:
-    """Presses Ctrl-C until the parent is that far."""
+    """Presses Ctrl-C until the parent is that far, as slowly as counts: one more would meet a parent that has ended."""
+    pressed_at = 0.0
 
     def pressed() -> bool:
-        parent.signal(signal.SIGINT)
-        return bool(parent.seen("workers_stopping", stage=stage))
+        nonlocal pressed_at
+        if parent.seen("workers_stopping", stage=stage):
+            return True
+        if time.monotonic() - pressed_at > 1.5 * DOUBLE_SIGINT_SECONDS:
+            pressed_at = time.monotonic()
+            parent.signal(signal.SIGINT)
+        return False
 
     eventually(pressed, stage)
 
