@@ -185,6 +185,7 @@ class Host(Protocol):
 
     def waits_outside(self) -> bool:
         """Whether an entry may still come for something that the code waits for."""
+        ...
 
     def hold_from_outside(self, reason: str) -> None:
         """A foreign thread called in: the run cannot go on."""
