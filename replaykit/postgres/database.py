@@ -252,7 +252,8 @@ class Connection:
         self._asked_at: float | None = None  # when the statement that has no answer yet was sent
         self._watched = False
         self._prepared: set[str] = set()
-        self._reading = False  # whether the socket is registered with the loop, by `_wait`
+        self._twin: int | None = None  # of libpq's descriptor
+        self._reading = False  # whether it is registered with the loop, by `_wait`
         self._waiter: asyncio.Future[Ready] | None = None
 
     async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
@@ -298,23 +299,29 @@ class Connection:
 
     async def _wait(self, generator: PQGen[list[PGresult]]) -> list[PGresult]:
         """Drive one of psycopg's generators. The socket stays registered from one statement to the next: telling the
-        selector twice a statement costs more than the statement's way through libpq."""
+        selector twice a statement costs more than the statement's way through libpq.
+
+        What is registered is a twin of libpq's descriptor. libpq closes its own the moment it finds the connection lost,
+        and the next socket that the process opens may get the same number.
+        """
         loop = asyncio.get_running_loop()
+        if self._twin is None:
+            self._twin = os.dup(self._raw.pgconn.socket)
         try:
             wanted = next(generator)
             while True:
                 if wanted & Wait.W:  # a value larger than the socket's buffer
-                    loop.add_writer(self._raw.pgconn.socket, self._is_ready, Ready.W)
+                    loop.add_writer(self._twin, self._is_ready, Ready.W)
                 if not self._reading:
                     self._reading = True
-                    loop.add_reader(self._raw.pgconn.socket, self._is_ready, Ready.R)
+                    loop.add_reader(self._twin, self._is_ready, Ready.R)
                 self._waiter = loop.create_future()
                 try:
                     ready = await self._waiter
                 finally:
                     self._waiter = None
                     if wanted & Wait.W:
-                        loop.remove_writer(self._raw.pgconn.socket)
+                        loop.remove_writer(self._twin)
                 wanted = generator.send(ready)
         except StopIteration as done:
             results: list[PGresult] = done.value
@@ -328,10 +335,10 @@ class Connection:
 
     def _stop_reading(self) -> None:
         """Leave the socket to psycopg, or to nobody."""
-        if self._reading:
+        if self._reading and self._twin is not None:
             self._reading = False
             with contextlib.suppress(Exception):  # the loop is closed
-                asyncio.get_running_loop().remove_reader(self._raw.pgconn.socket)
+                asyncio.get_running_loop().remove_reader(self._twin)
 
     async def _forget_plans(self) -> None:
         self._prepared.clear()
@@ -404,6 +411,9 @@ class Connection:
     async def close(self) -> None:
         """Close; never raises, may be called twice."""
         self._stop_reading()
+        twin, self._twin = self._twin, None
+        if twin is not None:
+            os.close(twin)
         await self._raw.close()
 
     @property
