@@ -42,6 +42,13 @@ STATE_STYLES = {
 """How each state of a run looks, everywhere."""
 
 
+class _Console(Console):
+    """rich ends the program with 1 when the reader of its output leaves; that is no failure of ours."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def say(sentence: str) -> None:
     """A sentence for the person, on stderr, so that stdout stays what was asked for."""
     click.echo(f"replaykit: {sentence}", err=True)
@@ -57,9 +64,9 @@ def console(*, err: bool = False) -> Console:
     """A console on stdout or stderr. Without a terminal lines are not folded at 80 columns: grep should find them."""
     from rich.console import Console
 
-    made = Console(stderr=err, highlight=False, emoji=False)
+    made = _Console(stderr=err, highlight=False, emoji=False)
     if not made.is_terminal:
-        made = Console(stderr=err, highlight=False, emoji=False, width=240)
+        made = _Console(stderr=err, highlight=False, emoji=False, width=240)
     return made
 
 
