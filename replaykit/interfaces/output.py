@@ -42,11 +42,9 @@ STATE_STYLES = {
 """How each state of a run looks, everywhere."""
 
 
-class _Console(Console):
-    """rich ends the program with 1 when the reader of its output leaves; that is no failure of ours."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+def _reader_left() -> None:
+    """rich would end the program with 1 when the reader of its output leaves; that is no failure of ours."""
+    raise BrokenPipeError
 
 
 def say(sentence: str) -> None:
@@ -64,9 +62,10 @@ def console(*, err: bool = False) -> Console:
     """A console on stdout or stderr. Without a terminal lines are not folded at 80 columns: grep should find them."""
     from rich.console import Console
 
-    made = _Console(stderr=err, highlight=False, emoji=False)
+    made = Console(stderr=err, highlight=False, emoji=False)
     if not made.is_terminal:
-        made = _Console(stderr=err, highlight=False, emoji=False, width=240)
+        made = Console(stderr=err, highlight=False, emoji=False, width=240)
+    made.on_broken_pipe = _reader_left  # type: ignore[method-assign]
     return made
 
 
