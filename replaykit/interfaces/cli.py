@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # click turns the first into the second, and stdout into a wrapper. The reader (head, less) has left; nothing is
         # to be flushed to it.
-        if isinstance(error, SystemExit) and type(sys.stdout).__name__ != "PacifyFlushWrapper":
+        if isinstance(error, SystemExit) and not type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
