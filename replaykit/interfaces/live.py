@@ -101,13 +101,16 @@ def watch_runs(inspector: Inspector, *, state: str | None, workflow: str | None,
 
 def watch_run(inspector: Inspector, run_id: UUID, *, every: bool = False) -> None:
     """One run, again and again, until it ends or is held."""
-    with Live(console=console(), auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
+    screen = console()
+    with Live(console=screen, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
         while True:
             report = inspector.drawn(run_id, every=every)
             live.update(draw_run(report), refresh=True)
             if report["run"]["state"] in _ENDED:
-                return
+                break
             time.sleep(_LOOK_SECONDS)
+    if not screen.is_terminal:
+        screen.print()  # rich leaves the last line open
 
 
 def _try(look: Callable[[], RenderableType]) -> RenderableType:

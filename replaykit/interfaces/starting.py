@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -69,12 +70,8 @@ def start_run(
     with Inspector(target) as inspector:
         if not force:
             _refuse_unknown(inspector, workflow)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            client = Client(target.open(), target.schema).options(key=key, queue=queue, priority=priority)
-            answer = asyncio.run(_start(client, workflow, args, kwargs, wait))
-        for warning in caught:
-            say(str(warning.message))
+        client = Client(target.open(), target.schema).options(key=key, queue=queue, priority=priority)
+        answer = asyncio.run(_start(client, workflow, args, kwargs, wait))
         if wait:
             answer |= _outcome(inspector.run(answer["id"]))
     if as_json:
@@ -98,9 +95,17 @@ async def _start(
     client: Client, workflow: str, args: Sequence[Any], kwargs: dict[str, Any], wait: bool
 ) -> dict[str, Any]:
     async with client:
-        handle = await client.start(workflow, *args, **kwargs)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            handle = await client.start(workflow, *args, **kwargs)
+        for warning in caught:
+            say(str(warning.message))
         state = "pending" if handle.created else str((await handle.info()).state)
+        if not handle.created:
+            say(f"the key's run was there already, with the input of its first start: {handle.id}, {state}")
         if wait:
+            if handle.created and sys.stderr.isatty():  # a person may want it while they wait; a program has --json
+                say(f"run {handle.id}")
             async with _progress(handle, workflow):
                 with contextlib.suppress(RunFailed, RunHeld, RunCancelled):  # the row says more
                     await handle.result()
@@ -117,8 +122,6 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
 def _print(answer: dict[str, Any], waited: bool) -> None:
     if not waited:
         click.echo(answer["id"])
-        if not answer["created"]:
-            say(f"the key's run was there already; it is {answer['state']}")
     elif answer["state"] == "succeeded":
         click.echo(json.dumps(answer["result"], ensure_ascii=False))
     else:

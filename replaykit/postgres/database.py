@@ -126,9 +126,11 @@ class Database:
                 raw.prepare_threshold = None
             else:
                 await raw.execute(_SESSION, (lock_timeout,))
-        except psycopg.Error as error:
-            await raw.close()
-            raise self._unreachable(error) from error
+        except BaseException as error:
+            raw.pgconn.finish()  # a cancelled caller waits for nothing more
+            if isinstance(error, psycopg.Error):
+                raise self._unreachable(error) from error
+            raise
         return Connection(self, raw, pooled, lock_timeout)
 
     def connect_sync(self) -> SyncConnection:

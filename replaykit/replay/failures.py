@@ -258,6 +258,9 @@ def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseE
         error = _make(cls, args, attributes, members)
         for name, value in attributes.items():
             _set(error, name, value)
+        str(
+            error
+        )  # what it says may hang on an attribute that could not be recorded (urllib's URLError): then it is none
         return error if type(error) is cls else None
     except Exception:
         return None
