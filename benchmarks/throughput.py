@@ -14,6 +14,7 @@ import psycopg
 
 from benchmarks.workflows import echoes, nap, pauses
 from replaykit import Client, Worker
+from replaykit.runtime.child import calm_collector
 
 FINISHED = (
     b"select count(*) filter (where state = 'succeeded'), count(*) filter (where state in ('failed', 'held')),"
@@ -57,4 +58,5 @@ async def measure(dsn: str, runs: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    calm_collector()  # as in every child of `replaykit worker`
     asyncio.run(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -444,6 +444,8 @@ class Execution:
             loop.tasks.clear()
             self.open.clear()
             self._commands.clear()
+            self._root = None  # what runs leave behind is freed at once, as far as that can be done
+            self._args, self._kwargs = (), {}
 
 
 def current_execution() -> Execution | None:
