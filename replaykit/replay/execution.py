@@ -430,7 +430,9 @@ class Execution:
             for task in reversed(loop.tasks):
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    if not task.own_context.run(_close, task.get_coro()):
+                    if task.own_context.run(_close, task.get_coro()):
+                        loop.untie(task)
+                    else:
                         _NEVER_ENDED.append(task)
             for generator in loop.generators:
                 if getattr(generator, "ag_frame", None) is not None and not _close_generator(generator):
@@ -446,6 +448,8 @@ class Execution:
             self._commands.clear()
             self._root = None  # what runs leave behind is freed at once, as far as that can be done
             self._args, self._kwargs = (), {}
+            self._on_outside = None
+            loop.forget_execution()
 
 
 def current_execution() -> Execution | None:

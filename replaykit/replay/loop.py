@@ -174,6 +174,10 @@ class _Timer(asyncio.TimerHandle):
         return (self.due_at, self.number) < (other.due_at, other.number)
 
 
+_NOTHING: Final = _Ready(lambda: None, (), contextvars.Context())
+"""Stands for a callback that is thrown away."""
+
+
 class Host(Protocol):
     """What a loop tells its execution."""
 
@@ -192,6 +196,16 @@ class Host(Protocol):
 
     def escaped(self, error: BaseException) -> None:
         """A callback let out an exception that ends programs (SystemExit, KeyboardInterrupt, GeneratorExit)."""
+
+
+class _Nobody:
+    """In the place of an execution that has left memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Gone
+
+
+_NOBODY: Final[Any] = _Nobody()
 
 
 class _Turning:
@@ -237,6 +251,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.timers_made = 0
         self.gone = False
         self.gone_raised = 0
+        self.untying = False  # while callbacks of a gone run are thrown away
         self.stopped = False
         self.draining = False
         self.accepting = False  # true while the execution advances: nobody else may schedule here
@@ -365,6 +380,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         if self.gone:
+            if self.untying:
+                return _NOTHING
             raise Gone
         if not self.accepting:
             raise RuntimeError(
@@ -378,6 +395,8 @@ class RunLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
+        if self.gone and events._get_running_loop() is not self:
+            return _NOTHING
         if events._get_running_loop() is not self:
             what = getattr(callback, "__qualname__", None) or repr(callback)
             self.execution.hold_from_outside(
@@ -424,6 +443,21 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Of the task that runs now, or of callbacks."""
         task = asyncio.current_task(self)
         return task.scope if isinstance(task, RunTask) else self.callback_scope
+
+    def untie(self, task: RunTask) -> None:
+        """Part a task that will never run again from what it waited for: each holds the other, and a worker that parks a
+        thousand runs a second would leave them all to the collector."""
+        waiter = getattr(task, "_fut_waiter", None)
+        if isinstance(waiter, RunFuture) or type(waiter) is asyncio.Future:
+            self.untying = True
+            try:
+                waiter.cancel()
+            finally:
+                self.untying = False
+
+    def forget_execution(self) -> None:
+        """The last thing of all: loop and execution hold each other."""
+        self.execution = _NOBODY
 
     def _check(self) -> None:
         if self.gone and self.may_raise_gone():

@@ -384,6 +384,7 @@ class Executor:
             if isinstance(self.driver.change, Finish):
                 self.shop.ended_runs += 1
         self.shop.left(self, phase)
+        self.driver = None
 
     # ------------------------------------------------------------------ bodies
 
