@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.postgres import database as database_module
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import Connection, Database, describe_dsn, first_line, is_refusal, is_transient
 from replaykit.postgres.schema import REVISION, Statement, work_channel
@@ -203,6 +204,21 @@ def test_the_hot_statement_says_whether_it_wrote(store: Store) -> None:
     store.admin.execute("create table t (i int)")
     on_connection(store.database.dsn, work)
     assert store.seqs(run.id) == [1, 2]
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_a_statement_without_an_answer_is_cut(store: Store, monkeypatch: pytest.MonkeyPatch, hot: bool) -> None:
+    """A peer may acknowledge every byte and never answer: the caller sees a lost connection, and may try another."""
+    monkeypatch.setattr(database_module, "DEAD_AFTER_SECONDS", 0.2)
+    silent = Statement("test-silent", "select pg_sleep(60)::text")
+
+    async def work(connection: Connection) -> None:
+        with pytest.raises(psycopg.OperationalError) as caught:
+            await (connection.wrote(silent, {}) if hot else connection.run(silent))
+        assert is_transient(caught.value)
+        assert connection.closed
+
+    on_connection(store.database.dsn, work)
 
 
 def test_other_errors_are_neither() -> None:
