@@ -125,8 +125,7 @@ class Execution:
         """
         with self.loop.turning():
             self._deliver(entry, value)
-        commands, self._commands = self._commands, []
-        return commands
+        return self._take_commands()
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Deliver recorded entries until their end or a hold. Commands are not kept: `net_commands` says what remains."""

@@ -76,4 +76,4 @@ def idempotency_key(run_id: UUID, key: str) -> str:
 
     SHA-256 of `replaykit:1:<run id>:<step key>`, the first 128 bits.
     """
-    return hashlib.sha256(f"replaykit:1:{run_id}:{key}".encode()).hexdigest()[:32]
+    return IdempotencyKeys(run_id).of(key)

@@ -67,7 +67,7 @@ def calm_collector() -> None:
     """Let the garbage collector look less often, and never at what was there from the start.
 
     Runs in memory are many long-lived objects: at its default it walks them all every few hundred steps, for a quarter of
-    the process's time. A run that leaves memory leaves no cycles behind (`Execution.leave`): it needs no collector.
+    the process's time. A run that leaves memory leaves no cycles of ours behind (`Execution.leave`).
     """
     gc.collect()
     gc.freeze()

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 import uuid
+import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -1138,3 +1139,32 @@ def test_a_result_above_the_limit_fails_the_run_with_both_sizes() -> None:
     assert live.execution.ended is not None
     assert live.execution.ended.error is not None
     assert "16,777,216" in live.execution.ended.error
+
+
+def test_a_run_that_left_memory_leaves_nothing_to_the_collector() -> None:
+    """Worker processes let it look less often: a parked run must be freed by its last reference. (What asyncio itself ties
+    into a knot, a TaskGroup and its tasks, is the collector's.)"""
+
+    @workflow
+    async def waits() -> None:
+        await sleep(100)
+
+    @workflow
+    async def asks() -> None:
+        await step(echo, 1)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for code in (waits, asks):
+            execution = execution_module.Execution(
+                code.fn, (), {}, info=code.info, run_id=uuid.UUID(int=1), seed=1, started_at=0
+            )
+            execution.start()
+            gone = weakref.ref(execution.loop)
+            execution.leave()
+            del execution
+
+            assert gone() is None
+    finally:
+        gc.enable()
