@@ -34,6 +34,9 @@ class Settings(BaseModel):
     poll_seconds: Annotated[float, Field(gt=0)] = 1.0
     """Time between two looks for work when no hint (NOTIFY) comes."""
 
+    recoveries_max: Annotated[int, Field(ge=1)] = 5
+    """How often a run that ends its process is tried alone, in a process of its own, before it is held."""
+
     payload_bytes_max: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
     """The largest single value in the journal. Larger ones belong in object storage, by reference."""
 
@@ -100,6 +103,12 @@ NAME_BYTES_MAX: Final = 200
 
 REAP_RUNS_MAX: Final = 500
 """Runs that one statement hands back or promotes."""
+
+FRUITLESS_MAX: Final = 3
+"""Recoveries in a row without progress after which a run is a suspect: its neighbours' bad luck seldom lasts that long."""
+
+SUSPECT_PROCESSES_MAX: Final = 2
+"""Processes of one worker that run suspects, each alone: enough to go on, too few to starve the others."""
 
 LOCK_TIMEOUT_SECONDS: Final = 2.0
 """How long a batch waits for a run row that someone outside holds, before its units are sent one by one."""

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import Change, Entry, Finish, Hold, Park, Unit, Verdict
+from replaykit.replay.entries import Attempt, Change, Entry, Finish, Hold, Park, Unit, Verdict
 
 __all__ = [
     "ENTRY_COLUMNS",
@@ -37,15 +37,14 @@ _COLUMNS: Final = (
     "run_id, seq, key, name, kind, outcome, attempt, input, output, error, digest, idempotency_key,"
     " started_at, at, due_at, worker, write_id"
 )
+_RARE_COLUMNS: Final = "mailbox_id, to_seq, reuses"
 
 # Units of many runs. `held` are all of them in the order in which every writer locks (by run), with what the locked
 # row says; `done` are those that stand: leased, with the right wakes, every entry in. Only their changes are made. A
 # unit of which a part stands already can only be our defect: the cast fails, the whole statement is rolled back, and
 # the writer finds the unit by sending each alone. now() and not clock_timestamp(): the columns of one row must agree
 # on what is due. Payloads travel as text inside the document: json_to_recordset would unescape a \u0000.
-WRITE_UNITS = Statement(
-    "journal-write-fenced",
-    f"""
+_WRITE_UNITS: Final = f"""
 with held as materialized (
     select u.*, r.id is not null as leased, coalesce(r.wakes = u.wakes, r.id is not null) as fresh, r.worker
     from (select * from json_to_recordset(%(units)s::json) as d(run_id uuid, token uuid, write_id uuid, n int,
@@ -54,15 +53,16 @@ with held as materialized (
     left join lateral (select r.id, r.worker, r.wakes from {{schema}}.runs r
         where r.id = u.run_id and r.lease_token = u.token for no key update of r) r on true
 ), ins as (
-    insert into {{schema}}.journal ({_COLUMNS})
+    insert into {{schema}}.journal ({_COLUMNS}, {_RARE_COLUMNS})
     select e.run_id, e.seq, e.key, e.name, e.kind, e.outcome, e.attempt, e.input::json, e.output::json, e.error::json,
-        e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, h.worker, h.write_id
+        e.digest, e.ikey, {moment("e.started_at")}, {moment("e.at")}, {moment("e.due_at")}, h.worker, h.write_id,
+        {_RARE_COLUMNS}
     from json_to_recordset(%(entries)s::json) as e(run_id uuid, seq int, key text, name text, kind text, outcome text,
         attempt int, input text, output text, error text, digest text, ikey text, started_at bigint, at bigint,
-        due_at bigint)
+        due_at bigint, mailbox_id bigint, to_seq int, reuses int)
     join held h on h.run_id = e.run_id
     where h.fresh
-    on conflict (run_id, seq) do nothing returning run_id
+    on conflict (run_id, seq) do nothing returning run_id{{tried}}
 ), counted as materialized (
     select run_id, count(*) as n from ins group by run_id
 ), done as materialized (
@@ -82,6 +82,8 @@ with held as materialized (
         finished_at = case when d.state not in ('pending', 'waiting', 'held') then now() end,
         lease_token = case when d.state is null then r.lease_token end,
         worker = case when d.state is null then r.worker end,
+        fruitless = case when d.state is null or d.state = 'pending' then r.fruitless else 0 end,
+        suspect = r.suspect and (d.state is null or d.state = 'pending'),
         write_id = case when d.state is null then r.write_id else d.write_id end
     from done d where r.id = any(array(select run_id from done)) and r.id = d.run_id
 ), paid as (
@@ -93,7 +95,27 @@ select h.run_id, case when not h.leased then 'fenced' when not h.fresh then 'sta
     when coalesce(c.n, 0) = h.n then 'ok' when c.n is null then 'conflict'
     else (c.n::text || ' of ' || h.n || ' entries went in: others stand at their seq')::int::text end
 from held h left join counted c on c.run_id = h.run_id
-""",
+"""
+
+WRITE_UNITS = Statement("journal-write-fenced", _WRITE_UNITS.replace("{tried}", ""))
+
+# The same with tries that failed and are retried: rows that stand already are an earlier, unacknowledged try's.
+WRITE_UNITS_TRIED = Statement(
+    "journal-write-tried-fenced",
+    _WRITE_UNITS.replace(
+        "{tried}",
+        f"""
+), tried as (
+    insert into {{schema}}.attempts (run_id, key, attempt, error, started_at, ended_at, next_at, tries, first_at,
+        idle_seconds)
+    select a.run_id, a.key, a.attempt, a.error::json, {moment("a.started_at")}, {moment("a.ended_at")},
+        {moment("a.next_at")}, a.tries, {moment("a.first_at")}, a.idle
+    from json_to_recordset(%(attempts)s::json) as a(run_id uuid, key text, attempt int, error text, started_at bigint,
+        ended_at bigint, next_at bigint, tries int, first_at bigint, idle float8)
+    join held h on h.run_id = a.run_id
+    where h.fresh
+    on conflict do nothing""",
+    ),
 )
 
 # One entry of one run: the commonest batch of a quiet worker, at little more than a bare insert costs. It says nothing where
@@ -138,7 +160,7 @@ UNLOCKED = Statement(
 
 ENTRY_COLUMNS: Final = (
     "j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input::text, j.output::text, j.error::text, j.digest,"
-    f" j.idempotency_key, {us('j.started_at')}, {us('j.at')}, {us('j.due_at')}"
+    f" j.idempotency_key, {us('j.started_at')}, {us('j.at')}, {us('j.due_at')}, j.mailbox_id, j.to_seq, j.reuses"
 )
 """What `parse_entry` takes, of a `journal j`."""
 
@@ -171,12 +193,16 @@ def write_units(units: Sequence[Unit]) -> Bound:
         run = _hex(unit.run_id)
         rows.append(_unit_row(run, unit))
         entries += [_entry_row(run, e) for e in unit.entries]
-    return WRITE_UNITS, {"units": f"[{','.join(rows)}]", "entries": f"[{','.join(entries)}]"}
+    documents = {"units": f"[{','.join(rows)}]", "entries": f"[{','.join(entries)}]"}
+    tried = [_attempt_row(unit.run_id, a) for unit in units if unit.attempts for a in unit.attempts]
+    if tried:
+        return WRITE_UNITS_TRIED, {**documents, "attempts": json.dumps(tried)}
+    return WRITE_UNITS, documents
 
 
 def write_entry(unit: Unit) -> Bound:
-    """The same for a unit of exactly one entry, without a change or a note. No row: it was not written; `write_units` of
-    the same unit says why."""
+    """The same for a unit of exactly one entry of a step or timer and nothing else. No row: it was not written;
+    `write_units` of the same unit says why."""
     (e,) = unit.entries
     # Numbers go as text: psycopg would choose the parameter's type by the value, and a plan by each combination.
     return WRITE_ENTRY, {
@@ -254,8 +280,8 @@ def parse_page(rows: Sequence[tuple[Any, ...]]) -> list[Entry] | None:
 
 def parse_entry(row: Sequence[Any]) -> Entry:
     """An entry from ENTRY_COLUMNS."""
-    seq, key, name, kind, outcome, attempt, input, output, error, digest, ikey, started_at, at, due_at = row
-    return Entry(seq, key, name, kind, outcome, at, attempt, input, output, error, digest, ikey, started_at, due_at)
+    seq, key, name, kind, outcome, attempt, input, output, error, digest, ikey, started_at, at, *rest = row
+    return Entry(seq, key, name, kind, outcome, at, attempt, input, output, error, digest, ikey, started_at, *rest)
 
 
 def _entry_row(run: str, e: Entry) -> str:
@@ -278,7 +304,28 @@ def _entry_row(run: str, e: Entry) -> str:
         row += f',"started_at":{e.started_at}'
     if e.due_at is not None:
         row += f',"due_at":{e.due_at}'
+    if e.mailbox_id is not None:
+        row += f',"mailbox_id":{e.mailbox_id}'
+    if e.to_seq is not None:
+        row += f',"to_seq":{e.to_seq}'
+    if e.reuses is not None:
+        row += f',"reuses":{e.reuses}'
     return row + "}"
+
+
+def _attempt_row(run_id: UUID, a: Attempt) -> dict[str, Any]:
+    return {
+        "run_id": str(run_id),
+        "key": a.key,
+        "attempt": a.attempt,
+        "error": a.error,
+        "started_at": a.started_at,
+        "ended_at": a.ended_at,
+        "next_at": min(a.next_at, FOREVER_US),
+        "tries": a.tries,
+        "first_at": a.first_at,
+        "idle": a.idle_seconds,
+    }
 
 
 def _unit_row(run: str, u: Unit) -> str:

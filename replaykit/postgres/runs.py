@@ -17,7 +17,7 @@ from uuid import UUID
 from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, REAP_RUNS_MAX
 from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import PROTOCOL, ClaimedRun, State
+from replaykit.replay.entries import PROTOCOL, Attempt, ClaimedRun, Mail, State
 
 __all__ = [
     "Promoted",
@@ -25,16 +25,21 @@ __all__ = [
     "RunRow",
     "StartRow",
     "Started",
+    "cancel_run",
     "claim",
     "find_run",
     "hold_run",
     "notify",
     "parse_claim",
+    "parse_claimed",
+    "parse_mail",
     "parse_promoted",
     "parse_results",
     "parse_runs",
     "parse_started",
     "promote_due",
+    "read_claimed",
+    "read_mail",
     "renew_token",
     "run_results",
     "start_runs",
@@ -168,7 +173,8 @@ with cand as materialized (
     order by priority, available_at, id limit %(limit)s for update skip locked
 )
 update {schema}.runs set state = 'running', lease_token = %(token)s, worker = %(worker)s, reason = null,
-    started_at = coalesce(started_at, clock_timestamp()), protocol = coalesce(protocol, %(protocol)s)
+    started_at = coalesce(started_at, clock_timestamp()), protocol = coalesce(protocol, %(protocol)s),
+    claims = claims + 1
 where id = any(array(select id from cand))
 """,
 )
@@ -178,7 +184,9 @@ CLAIM_RUNS = Statement(
     "runs-read-claimed",
     f"""
 select r.id, r.workflow, p.input, r.seed, r.protocol, {us("r.started_at")}, r.wakes, {us("r.available_at")},
-    coalesce(l.seq, 0), r.recoveries, r.key, r.queue
+    coalesce(l.seq, 0), r.recoveries, r.key, r.queue, r.claims,
+    array(select array[j.seq, j.to_seq] from {{schema}}.journal j
+        where j.run_id = r.id and j.kind = 'rewind' order by j.seq)
 from {{schema}}.runs r
 cross join lateral (select input::text from {{schema}}.payloads where run_id = r.id limit 1) p
 left join lateral (select seq from {{schema}}.journal where run_id = r.id order by seq desc limit 1) l on true
@@ -202,6 +210,52 @@ from (
 ) j
 where j.bytes <= %(bytes)s
 order by j.run_id, j.seq
+""",
+)
+
+# Where the retries of their steps stand: the last try of each step that failed and was tried again.
+CLAIM_ATTEMPTS = Statement(
+    "attempts-read-claimed",
+    f"""
+select r.id, a.key, a.attempt, {us("a.started_at")}, {us("a.ended_at")}, {us("a.next_at")}, a.tries,
+    {us("coalesce(a.first_at, a.started_at)")}, a.idle_seconds
+from {{schema}}.runs r
+cross join lateral (select distinct on (key) * from {{schema}}.attempts where run_id = r.id
+    order by key, attempt desc) a
+where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running'
+""",
+)
+
+# What others have left for them, all of it: what of it was answered, the journal says. Only the run's `wakes` that is read
+# with it (or before it) may be compared with: a row that comes later raises it again.
+CLAIM_MAIL = Statement(
+    "mailbox-read-claimed",
+    f"""
+select r.id, r.wakes, m.id, m.kind, m.body::text, {us("m.sent_at")}, m.sent_by
+from {{schema}}.runs r left join {{schema}}.mailbox m on m.run_id = r.id
+where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running' and r.wakes > 0
+order by r.id, m.id
+""",
+)
+
+# The same of runs that this worker has in memory and that others have written to.
+READ_MAIL = Statement(
+    "mailbox-read-woken",
+    f"""
+select r.id, r.wakes, m.id, m.kind, m.body::text, {us("m.sent_at")}, m.sent_by
+from {{schema}}.runs r left join {{schema}}.mailbox m on m.run_id = r.id
+where r.worker = %(worker)s and r.state = 'running' and r.wakes > 0
+order by r.id, m.id
+""",
+)
+
+# A request to end that the run's code cannot be told of, because it cannot be replayed: it ends as asked.
+CANCEL_HELD = Statement(
+    "runs-cancel-fenced",
+    """
+update {schema}.runs set state = 'cancelled', finished_at = clock_timestamp(), reason = null, waiting_for = null,
+    lease_token = null, worker = null
+where id = %(run_id)s and lease_token = %(token)s returning id
 """,
 )
 
@@ -335,16 +389,58 @@ def claim(
         (CLAIM, held | wanted),
         (CLAIM_RUNS, held),
         (CLAIM_JOURNAL, held | {"head": HEAD_ENTRIES, "bytes": CLAIM_BYTES_MAX}),
+        (CLAIM_ATTEMPTS, held),
+        (CLAIM_MAIL, held),
     ]
 
 
 def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
-    """The runs with the heads of their journals, in the order of the queue."""
-    _, runs, entries = results
-    claimed = {row[0]: ClaimedRun(row[0], token, *row[1:]) for row in runs}
+    """The runs with the heads of their journals, their attempts and their mail, in the order of the queue."""
+    _, runs, entries, attempts, mail = results
+    claimed = {row[0]: ClaimedRun(row[0], token, *row[1:-1], rewinds=_pairs(row[-1])) for row in runs}
     for row in entries:
         claimed[row[0]].entries.append(parse_entry(row[1:]))
+    for row in attempts:
+        claimed[row[0]].attempts.append(Attempt(*row[1:]))
+    for run_id, (wakes, letters) in parse_mail(mail).items():
+        claimed[run_id].wakes = wakes
+        claimed[run_id].mail = letters
     return list(claimed.values())
+
+
+def read_claimed(worker: UUID, token: UUID) -> list[Bound]:
+    """What stands under a token that this worker has just renewed, without journals. For `run_all`; `parse_claimed`."""
+    held = {"worker": worker, "token": token}
+    return [(CLAIM_RUNS, held), (CLAIM_ATTEMPTS, held), (CLAIM_MAIL, held)]
+
+
+def parse_claimed(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
+    """Those runs, their journals yet to be read from the beginning."""
+    runs, attempts, mail = results
+    found = parse_claim(((), runs, (), attempts, mail), token)
+    for run in found:
+        run.last_seq = None
+    return found
+
+
+def read_mail(worker: UUID) -> Bound:
+    """What others have left for the runs that a worker holds; `parse_mail` reads it."""
+    return READ_MAIL, {"worker": worker}
+
+
+def parse_mail(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, tuple[int, list[Mail]]]:
+    """By run: its `wakes`, and the letters that were there when it had that value."""
+    found: dict[UUID, tuple[int, list[Mail]]] = {}
+    for run_id, wakes, *letter in rows:
+        letters = found.setdefault(run_id, (wakes, []))[1]
+        if letter[0] is not None:
+            letters.append(Mail(*letter))
+    return found
+
+
+def cancel_run(run_id: UUID, token: UUID) -> Bound:
+    """End a run that was asked to end and whose code cannot be told; returns a row, or none if the lease is another's."""
+    return CANCEL_HELD, {"run_id": run_id, "token": token}
 
 
 def promote_due(limit: int = REAP_RUNS_MAX) -> Bound:
@@ -420,6 +516,10 @@ def parse_results(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, RunResult]:
 def notify(channel: str) -> Bound:
     """A hint on `work_channel(schema)` or `done_channel(schema)`."""
     return NOTIFY, {"channel": channel}
+
+
+def _pairs(found: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    return [(seq, to_seq) for seq, to_seq in found]
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -34,6 +34,7 @@ from replaykit.replay.entries import (
     Finish,
     Hold,
     Kind,
+    Mail,
     Outcome,
     Park,
     Release,
@@ -48,7 +49,17 @@ from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.signature import FunctionInfo, shorten_input
 
-__all__ = ["Action", "BodyOutcome", "CancelBody", "Driver", "Phase", "StartBody", "error_outcome", "result_outcome"]
+__all__ = [
+    "Action",
+    "BodyOutcome",
+    "CancelBody",
+    "Driver",
+    "Phase",
+    "StartBody",
+    "error_outcome",
+    "result_outcome",
+    "timeout_outcome",
+]
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
@@ -91,12 +102,27 @@ def error_outcome(error: BaseException, started_at: int) -> BodyOutcome:
     return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
 
 
+def timeout_outcome(call: CallStep, attempt: int, seconds: float, started_at: int) -> BodyOutcome:
+    """A body's time ran out."""
+    error = TimeoutError(f"step {call.key}: attempt {attempt} did not end within {seconds:g} s")
+    outcome = error_outcome(error, started_at)
+    outcome.outcome = Outcome.TIMEOUT
+    return outcome
+
+
 @dataclass(frozen=True, slots=True)
 class StartBody:
-    """Run the body of this call."""
+    """Run the body of this call.
+
+    `attempt` counts for the whole life of the run; `tries`, `first_at` and `idle_seconds` are what `retry=` is asked with:
+    since the step's budget began, this try included (`first_at` None: with this one).
+    """
 
     call: CallStep
     attempt: int = 1
+    tries: int = 1
+    first_at: int | None = None
+    idle_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +224,28 @@ class Driver:
         else:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
             self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
+
+    def body_failed(
+        self, key: str, outcome: BodyOutcome, wait_seconds: float, now: int, *, lingering: bool = False
+    ) -> None:
+        """A body failed, and its `retry=` decided to try again after so long.
+
+        Args:
+            key: the step's.
+            outcome: its error; recorded as a row of `attempts`.
+            wait_seconds: the decision; at least 0.
+            now: when it was made.
+            lingering: the body's thread still runs (its time ran out): no new try before `thread_ended`.
+        """
+        raise NotImplementedError
+
+    def thread_ended(self, key: str, now: int) -> None:
+        """The thread of a try whose time had run out has ended: the next try may begin."""
+        raise NotImplementedError
+
+    def mail(self, wakes: int, letters: list[Mail], now: int) -> None:
+        """Others have written to the run: all of its mailbox, and the `wakes` it had then."""
+        raise NotImplementedError
 
     def body_stopped(self, key: str, now: int) -> None:
         """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere.

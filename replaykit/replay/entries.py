@@ -12,12 +12,15 @@ from uuid import UUID
 
 __all__ = [
     "PROTOCOL",
+    "Attempt",
     "Change",
     "ClaimedRun",
     "Entry",
     "Finish",
     "Hold",
     "Kind",
+    "Mail",
+    "MailKind",
     "Outcome",
     "Park",
     "Release",
@@ -48,6 +51,8 @@ class Kind(StrEnum):
 
     STEP = "step"  # a body's outcome
     TIMER = "timer"  # a deadline of the run's clock came
+    CANCEL = "cancel"  # a request to end reached the code
+    REWIND = "rewind"  # a failed run goes on from before its failure: entries from `to_seq` on are set aside
 
 
 class Outcome(StrEnum):
@@ -57,6 +62,13 @@ class Outcome(StrEnum):
     ERROR = "error"  # with an exception
     CANCELLED = "cancelled"  # given up before it had an outcome
     TIMEOUT = "timeout"  # its time ran out
+
+
+class MailKind(StrEnum):
+    """What a mailbox row asks (`mailbox.kind`). Kinds of later releases are left alone."""
+
+    CANCEL = "cancel"  # to end
+    RETRY = "retry"  # to go on, of a run that had failed or was held
 
 
 @dataclass(slots=True)
@@ -77,6 +89,39 @@ class Entry:
     idempotency_key: str | None = None
     started_at: int | None = None
     due_at: int | None = None  # a timer's deadline
+    mailbox_id: int | None = None  # of the request that it answers
+    to_seq: int | None = None  # a rewind's: entries from there up to it are set aside
+    reuses: int | None = None  # seq of an entry that a rewind had set aside and whose result it repeats
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A try of a step that failed and is retried: the decision of `retry=` as a row of `attempts`.
+
+    `attempt` counts for the whole life of the run; `tries`, `first_at` and `idle_seconds` since the step's budget began
+    (retry of a failed run gives it a new one).
+    """
+
+    key: str
+    attempt: int
+    started_at: int
+    ended_at: int
+    next_at: int
+    tries: int
+    first_at: int
+    idle_seconds: float = 0.0
+    error: str = ""  # JSON text; not read back
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A row that others left for a run (`mailbox`)."""
+
+    id: int
+    kind: str
+    body: str | None  # JSON text
+    sent_at: int
+    sent_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -127,6 +172,7 @@ class Unit:
     write_id: UUID
     entries: list[Entry] = field(default_factory=list)
     change: Change | None = None
+    attempts: list[Attempt] = field(default_factory=list)
     wakes: int | None = None
     note: str | None = None
     tries: int = 0  # how often it was sent: above 1, an earlier commit of it may already stand
@@ -137,6 +183,8 @@ class Unit:
         n = 200
         for e in self.entries:
             n += 200 + len(e.input or "") + len(e.output or "") + len(e.error or "")
+        for a in self.attempts:
+            n += 200 + len(a.error)
         if isinstance(self.change, Finish):
             n += len(self.change.output or "") + len(self.change.error or "")
         return n
@@ -155,7 +203,8 @@ class Verdict(StrEnum):
 @dataclass(slots=True)
 class ClaimedRun:
     """A run as a claim hands it over. `entries` may be only the head of the journal: `last_seq` says how long it is
-    (None: read on until its end)."""
+    (None: read on until its end). `rewinds` are those of the whole journal, `(seq, to_seq)`; `attempts` the last one of
+    each step; `mail` all that others left for it."""
 
     id: UUID
     token: UUID
@@ -170,4 +219,8 @@ class ClaimedRun:
     recoveries: int = 0
     key: str | None = None
     queue: str = "default"
+    claims: int = 1  # how often a worker has taken it, this time included
     entries: list[Entry] = field(default_factory=list)
+    rewinds: list[tuple[int, int]] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    mail: list[Mail] = field(default_factory=list)

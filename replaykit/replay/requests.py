@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime as dt
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from replaykit.replay.signature import BoundInput, FunctionInfo
 
-__all__ = ["POLICY_ATTRIBUTE", "CallStep", "CancelStep", "Command", "Pending", "Policy", "line_of"]
+if TYPE_CHECKING:  # a workflow's module that declares no retry needs no tenacity
+    from tenacity import BaseRetrying
+
+__all__ = ["POLICY_ATTRIBUTE", "UNSET", "CallStep", "CancelStep", "Command", "Pending", "Policy", "Unset", "line_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,18 +24,40 @@ POLICY_ATTRIBUTE: Final = "__replaykit_policy__"
 """Where `@step.policy(...)` leaves its policy; the function stays plain."""
 
 
+class Unset(Enum):
+    """An option that was not given: `None` is an answer of its own (`retry=None`: no retry, whatever was declared)."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a step is to be treated: declared on the function, overridden for one call."""
+    """How a step is to be treated: declared on the function, overridden for one call.
+
+    `retry` is a tenacity object; `timeout` is for each attempt: seconds, a timedelta or an aware moment; `durability` says
+    whether a result is handed on before its commit ("async").
+    """
 
     name: str | None = None
     key: str | None = None
+    retry: BaseRetrying | None | Unset = UNSET
+    timeout: float | dt.timedelta | dt.datetime | None | Unset = UNSET
+    durability: Literal["sync", "async"] | Unset = UNSET
 
     def over(self, other: Policy | None) -> Policy:
         """These options, completed by those of `other`."""
         if other is None:
             return self
-        return Policy(name=self.name or other.name, key=self.key or other.key)
+        return Policy(
+            name=self.name or other.name,
+            key=self.key or other.key,
+            retry=other.retry if self.retry is UNSET else self.retry,
+            timeout=other.timeout if self.timeout is UNSET else self.timeout,
+            durability=other.durability if self.durability is UNSET else self.durability,
+        )
 
 
 class CallStep:
@@ -73,6 +100,21 @@ class CallStep:
         self.idempotency_key = ""  # set when its body is to start
         self.context: contextvars.Context | None = None
         self.future: asyncio.Future[Any] | None = None
+
+    @property
+    def retry(self) -> BaseRetrying | None:
+        """Its `retry=`; None: a failure is final."""
+        return None if self.policy is None or self.policy.retry is UNSET else self.policy.retry
+
+    @property
+    def timeout(self) -> float | dt.timedelta | dt.datetime | None:
+        """Its `timeout=`, for each attempt."""
+        return None if self.policy is None or self.policy.timeout is UNSET else self.policy.timeout
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether its body may start ahead of the journal and its result is handed on before its commit."""
+        return self.policy is not None and self.policy.durability == "async"
 
     @property
     def where(self) -> str:

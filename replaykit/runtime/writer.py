@@ -286,4 +286,7 @@ async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict
 
 
 def _is_one_entry(unit: Unit) -> bool:
-    return len(unit.entries) == 1 and unit.change is None and unit.note is None
+    if len(unit.entries) != 1 or unit.attempts or unit.change is not None or unit.note is not None:
+        return False
+    entry = unit.entries[0]
+    return entry.mailbox_id is None and entry.to_seq is None and entry.reuses is None

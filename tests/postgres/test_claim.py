@@ -129,14 +129,14 @@ def test_a_claim_reads_the_journal_with_a_snapshot_younger_than_its_taking(store
     run = store.running()
     entered = store.transaction()
     token = uuid.uuid4()
-    take, read, heads = runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token)
+    take, *reads = runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token)
     entered.run(take)  # nothing is pending yet: the transaction has begun, its first snapshot is taken
 
     store.write(unit(run, step(1)))
     store.write(unit(run, step(2), change=Release()))
 
     entered.run(take)
-    results = [[], entered.run(read), entered.run(heads)]
+    results = [[], *(entered.run(read) for read in reads)]
     entered.commit()
 
     (claimed,) = runs.parse_claim(results, token)
@@ -148,7 +148,7 @@ def test_a_fused_claim_would_hand_over_an_old_journal(store: Store) -> None:
     """Why there are two statements: the same reads inside the taking statement miss what was committed under way."""
     run = store.running()
     store.write(unit(run, step(1), change=Release()))
-    take, _, _ = runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=uuid.uuid4())
+    take, *_ = runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=uuid.uuid4())
     slow = take[0].text.replace("with cand as", "with gate as materialized (select pg_advisory_lock(1)), cand as")
     slow = slow.replace("and (protocol is null", "and (select count(*) from gate) = 1 and (protocol is null")
     fused = (

@@ -275,11 +275,11 @@ def test_another_schema_fails_the_check(dsn: str, revision: str | None, words: s
 
 def test_an_older_schema_fails_the_check_and_names_the_command(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a later release will see ours."""
-    monkeypatch.setattr("replaykit.postgres.database.REVISIONS", (REVISION, "0002"))
-    monkeypatch.setattr("replaykit.postgres.database.REVISION", "0002")
+    monkeypatch.setattr("replaykit.postgres.database.REVISIONS", (REVISION, "9999"))
+    monkeypatch.setattr("replaykit.postgres.database.REVISION", "9999")
 
     with pytest.raises(
-        SchemaMismatch, match=f"at revision {REVISION}, this release needs 0002; run `replaykit db migrate`"
+        SchemaMismatch, match=f"at revision {REVISION}, this release needs 9999; run `replaykit db migrate`"
     ):
         asyncio.run(Database(dsn).check())
 
