@@ -397,7 +397,10 @@ def claim(
 def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
     """The runs with the heads of their journals, their attempts and their mail, in the order of the queue."""
     _, runs, entries, attempts, mail = results
-    claimed = {row[0]: ClaimedRun(row[0], token, *row[1:-1], rewinds=_pairs(row[-1])) for row in runs}
+    claimed = {}
+    for row in runs:
+        run = claimed[row[0]] = ClaimedRun(row[0], token, *row[1:-1])
+        run.rewinds = _pairs(row[-1])
     for row in entries:
         claimed[row[0]].entries.append(parse_entry(row[1:]))
     for row in attempts:

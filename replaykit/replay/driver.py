@@ -376,7 +376,7 @@ class Driver:
             wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
             if not self._entries:
                 self._timer_wakes = None
-        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, wakes, note)
+        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, wakes=wakes, note=note)
         return self.unit
 
     # ------------------------------------------------------------------ decisions

@@ -43,8 +43,8 @@ class Policy:
 
     name: str | None = None
     key: str | None = None
-    retry: BaseRetrying | None | Unset = UNSET
-    timeout: float | dt.timedelta | dt.datetime | None | Unset = UNSET
+    retry: BaseRetrying | Unset | None = UNSET
+    timeout: float | dt.timedelta | dt.datetime | Unset | None = UNSET
     durability: Literal["sync", "async"] | Unset = UNSET
 
     def over(self, other: Policy | None) -> Policy:
