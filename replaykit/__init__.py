@@ -17,6 +17,7 @@ from replaykit.errors import (
     NotJournalable,
     OutsideRun,
     ReplaykitError,
+    ResultRejected,
     RunCancelled,
     RunFailed,
     RunHeld,
@@ -29,6 +30,7 @@ from replaykit.errors import (
 if TYPE_CHECKING:
     from replaykit.replay.calls import StepInfo, Workflow, now, rng, sleep, step, uuid4, workflow
     from replaykit.runtime.client import Client, Handle, RunInfo
+    from replaykit.runtime.logged import drop_replayed
     from replaykit.runtime.worker import Worker
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "NotJournalable",
     "OutsideRun",
     "ReplaykitError",
+    "ResultRejected",
     "RunCancelled",
     "RunFailed",
     "RunHeld",
@@ -51,6 +54,7 @@ __all__ = [
     "Worker",
     "Workflow",
     "WorkflowUnknown",
+    "drop_replayed",
     "now",
     "rng",
     "sleep",
@@ -64,6 +68,7 @@ if not TYPE_CHECKING:
     _HOMES = {
         "replaykit.replay.calls": ("StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"),
         "replaykit.runtime.client": ("Client", "Handle", "RunInfo"),
+        "replaykit.runtime.logged": ("drop_replayed",),
         "replaykit.runtime.worker": ("Worker",),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,6 +7,7 @@ ReplaykitError
 │   └── WorkflowUnknown       no workflow of that name here
 ├── OutsideRun                a call that only makes sense inside a run (or only outside of a body)
 ├── NotJournalable            a value that cannot be recorded without loss; names the path in it
+├── ResultRejected            a step's result that its retry= did not accept, when the tries are used up
 ├── StepFailed                a step's error whose class cannot be rebuilt; carries its type's name
 ├── RunNotFound               no run has that id or key
 ├── KeyConflict               the key belongs to a run of another workflow
@@ -27,6 +28,7 @@ __all__ = [
     "NotJournalable",
     "OutsideRun",
     "ReplaykitError",
+    "ResultRejected",
     "RunCancelled",
     "RunFailed",
     "RunHeld",
@@ -63,6 +65,10 @@ class OutsideRun(ReplaykitError):
 
 class NotJournalable(ReplaykitError):
     """A value cannot be recorded without loss. The message begins with the path in the value (`$.rows[3].conn: ...`)."""
+
+
+class ResultRejected(ReplaykitError):
+    """A step's result that its `retry=` did not accept (`retry_if_result`): the last one, when the tries are used up."""
 
 
 class StepFailed(ReplaykitError):

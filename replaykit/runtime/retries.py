@@ -1,0 +1,121 @@
+"""What `retry=` decides, asked once for each try that failed; the decision is then a row of `attempts`.
+
+The strategies of a tenacity object are called without its loop, its clock and its sleep (DESIGN 4): every number comes from the
+rows. They may be coroutine functions. They are asked with the live exception or result, because a recorded one lacks what
+could not be recorded (`error.response`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import reprlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from replaykit.errors import ResultRejected
+
+if TYPE_CHECKING:
+    from tenacity import BaseRetrying
+
+__all__ = ["WAIT_SECONDS_MAX", "decide", "looks_at_results", "rejected"]
+
+WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
+"""A longer wait is this one: a hundred years, well before the end of Postgres' and Python's calendars."""
+
+_REPR: Final = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+async def decide(
+    retry: BaseRetrying,
+    *,
+    tries: int,
+    elapsed_seconds: float,
+    idle_seconds: float,
+    error: BaseException | None = None,
+    value: Any = None,
+    function: Callable[..., Any] | None = None,
+) -> float | None:
+    """How many seconds to wait before the next try; None: there is none.
+
+    Args:
+        retry: the tenacity object.
+        tries: how many there were, this one included.
+        elapsed_seconds: from the first one's start to this one's end.
+        idle_seconds: how long was waited between them.
+        error: what this one raised; None: it returned `value`.
+        value: its result; None of a result that is accepted means that it stands.
+        function: the step's function, for strategies that say its name.
+
+    Raises:
+        Exception: whatever a strategy raises, with the try's error as its cause.
+    """
+    from tenacity import Future, RetryCallState, TryAgain
+
+    if not getattr(retry, "enabled", True):
+        return None
+    state = RetryCallState(retry, fn=function, args=(), kwargs={})
+    state.start_time, state.outcome_timestamp = 0.0, elapsed_seconds
+    state.attempt_number, state.idle_for = tries, idle_seconds
+    state.outcome = Future.construct(tries, value if error is None else error, error is not None)
+
+    async def ask(strategy: Any) -> Any:
+        answer = strategy(state)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    try:
+        if not (isinstance(error, TryAgain) or await ask(retry.retry)):
+            return None
+        # Before stop, as tenacity has it: stop_before_delay looks at the wait.
+        state.upcoming_sleep = wait = _seconds(await ask(retry.wait))
+        return None if await ask(retry.stop) else wait
+    except Exception as failure:
+        if failure is not error and failure.__cause__ is None and error is not None:
+            failure.__cause__ = error
+        failure.add_note("raised by a strategy of the step's retry=")
+        raise
+
+
+def _seconds(wait: Any) -> float:
+    try:
+        seconds = float(wait)
+    except OverflowError:  # 2 ** 10_000, of an exponential wait without max=
+        seconds = math.inf if wait > 0 else 0.0
+    if not seconds > 0:  # negative, or not a number
+        return 0.0
+    return min(seconds, WAIT_SECONDS_MAX)
+
+
+def looks_at_results(retry: BaseRetrying) -> bool:
+    """Whether a result may be rejected: tenacity's own strategies for exceptions never do, anything else might."""
+    return getattr(retry, "enabled", True) and _looks_at_results(retry.retry)
+
+
+def _looks_at_results(strategy: Any) -> bool:
+    import tenacity
+    import tenacity.asyncio
+
+    kind = type(strategy)
+    if kind in (tenacity.retry_any, tenacity.asyncio.retry_any):
+        return any(_looks_at_results(one) for one in strategy.retries)
+    if kind in (tenacity.retry_all, tenacity.asyncio.retry_all):
+        return all(_looks_at_results(one) for one in strategy.retries)
+    return kind not in (
+        tenacity.retry_if_exception,
+        tenacity.retry_if_exception_type,
+        tenacity.retry_if_not_exception_type,
+        tenacity.retry_if_exception_message,
+        tenacity.retry_if_exception_cause_type,
+        tenacity.asyncio.retry_if_exception,
+        type(tenacity.retry_never),
+    )
+
+
+def rejected(key: str, attempt: int, value: Any) -> ResultRejected:
+    """The error that stands for a result which `retry=` did not accept."""
+    try:
+        shown = _REPR.repr(value)
+    except Exception:
+        shown = f"<{type(value).__name__} object>"
+    return ResultRejected(f"step {key}: its retry= rejected the result of attempt {attempt}: {shown}")
