@@ -12,14 +12,18 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from replaykit.errors import ConfigurationError, Gone, OutsideRun
 from replaykit.replay.execution import Execution, current_execution
 from replaykit.replay.keys import check_name
 from replaykit.replay.loop import RunLoop
-from replaykit.replay.requests import POLICY_ATTRIBUTE, Pending, Policy
+from replaykit.replay.requests import POLICY_ATTRIBUTE, UNSET, Pending, Policy, Unset
+from replaykit.replay.retrying import check_retry
 from replaykit.replay.signature import FunctionInfo, describe
+
+if TYPE_CHECKING:
+    from tenacity import BaseRetrying
 
 __all__ = [
     "CURRENT_STEP",
@@ -50,13 +54,12 @@ class StepInfo:
     Attributes:
         run_id: the run.
         key: the step's key in its run, such as `1/charge#2`.
-        attempt: which try of this step this is, from 1.
-        idempotency_key: 32 hex digits, the same on every attempt, in every process: send it with the request.
+        attempt: which try of this step this is, from 1, for the whole life of the run.
         resources: what the worker's `lifespan` yielded.
         client: a `Client` on the worker's database.
     """
 
-    __slots__ = ("_decode_input", "_input", "attempt", "client", "idempotency_key", "key", "resources", "run_id")
+    __slots__ = ("_decode_input", "_idempotency_key", "_input", "attempt", "client", "key", "resources", "run_id")
 
     def __init__(
         self,
@@ -71,11 +74,25 @@ class StepInfo:
         self.run_id = run_id
         self.key = key
         self.attempt = attempt
-        self.idempotency_key = idempotency_key
+        self._idempotency_key = idempotency_key
         self.resources = resources
         self.client = client
         self._decode_input = decode_input
         self._input: dict[str, Any] | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        """32 hex digits, the same on every attempt, in every process: send it with the request.
+
+        Raises:
+            OutsideRun: the step has `durability="async"`: its result may be lost and its body run again after others have
+                gone on from it, so no key can stand for one call.
+        """
+        if not self._idempotency_key:
+            raise OutsideRun(
+                f"step {self.key} has durability='async' and so no idempotency key: give it durability='sync'"
+            )
+        return self._idempotency_key
 
     @property
     def input(self) -> dict[str, Any]:
@@ -124,18 +141,42 @@ class StepCall:
 class Step(StepCall):
     """`step`: calls a function as a step, and declares how steps are to be treated."""
 
-    def options(self, *, name: str | None = None, key: str | None = None) -> StepCall:
-        """A `step` with these options for one call: `step.options(name="charge")(fn, x)`.
+    def options(
+        self,
+        *,
+        name: str | None = None,
+        key: str | None = None,
+        retry: BaseRetrying | Unset | None = UNSET,
+        timeout: Moment | Unset | None = UNSET,
+        durability: Literal["sync", "async"] | Unset = UNSET,
+    ) -> StepCall:
+        """A `step` with these options for one call: `step.options(name="charge")(fn, x)`. They go before declared ones.
 
         Args:
             name: the step's name, instead of the function's.
             key: its key, absolute in the run, instead of one by scope and count; used twice in a run it holds the run.
-        """
-        return StepCall(_policy(name, key))
+            retry: a tenacity `AsyncRetrying` or `Retrying`: when and how often a failed body is tried again. Each decision
+                is a row of `attempts`; the last error itself is raised, never `RetryError`. None: not at all.
+            timeout: for each attempt: seconds, a timedelta, or an aware moment. A body that takes longer fails with
+                `TimeoutError`; an async one is cancelled, a sync one's late result is dropped. None: as long as it takes.
+            durability: "async" hands the result on before its commit, for cheap steps that may run again: see
+                `docs/explanation/durability.md`.
 
-    def policy(self, *, name: str | None = None) -> Callable[[F], F]:
+        Raises:
+            ConfigurationError: an option that cannot work as given.
+        """
+        return StepCall(_policy(name, key, retry, timeout, durability))
+
+    def policy(
+        self,
+        *,
+        name: str | None = None,
+        retry: BaseRetrying | Unset | None = UNSET,
+        timeout: Moment | Unset | None = UNSET,
+        durability: Literal["sync", "async"] | Unset = UNSET,
+    ) -> Callable[[F], F]:
         """Declare the same options on the function, which stays a plain function."""
-        declared = _policy(name, None)
+        declared = _policy(name, None, retry, timeout, durability)
 
         def declare(function: F) -> F:
             setattr(function, POLICY_ATTRIBUTE, declared)
@@ -161,8 +202,39 @@ step: Final = Step()
 """Calls a function as a step: `await step(fn, x)`; `step.options(...)`, `step.policy(...)`, `step.current()`."""
 
 
-def _policy(name: str | None, key: str | None) -> Policy:
-    return Policy(name=check_name(name, "step") if name is not None else None, key=key)
+def _policy(
+    name: str | None,
+    key: str | None,
+    retry: BaseRetrying | Unset | None,
+    timeout: Moment | Unset | None,
+    durability: Literal["sync", "async"] | Unset,
+) -> Policy:
+    if name is not None:
+        name = check_name(name, "step")
+    if retry is not None and retry is not UNSET:
+        check_retry(retry)
+    if timeout is not None and timeout is not UNSET:
+        _check_timeout(timeout)
+    if durability is not UNSET and durability not in ("sync", "async"):
+        raise ConfigurationError(f"durability={durability!r}: it is 'sync' (the default) or 'async'")
+    return Policy(name, key, retry, timeout, durability)
+
+
+def _check_timeout(timeout: Moment) -> None:
+    if isinstance(timeout, dt.datetime):
+        if timeout.utcoffset() is None:
+            raise ConfigurationError(
+                f"timeout={timeout!r}: a moment needs a time zone, such as datetime(..., tzinfo=UTC)"
+            )
+        return
+    if isinstance(timeout, dt.timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    else:
+        raise ConfigurationError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or an aware moment")
+    if not seconds > 0:  # NaN is not above 0 either
+        raise ConfigurationError(f"timeout={timeout!r}: no attempt could ever end in time; None means no limit")
 
 
 async def _plain_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,6 +3,8 @@
     driver.replay(entries)        recorded entries, as many times as there are pages
     driver.begin(now)             the journal is read: what is still asked for is carried out
     driver.body_ended(...)        a body has an outcome
+    driver.body_failed(...)       a body failed and is to be tried again
+    driver.mail(...)              others have written to the run
     driver.tick(now)              time went on: timers may be due
     driver.verdict(...)           what became of the unit that was sent
     driver.drain(now)             stop: start nothing new, hand the run back
@@ -18,9 +20,11 @@ delivered before newly requested commands are carried out.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
@@ -28,6 +32,7 @@ from uuid import UUID
 from replaykit.errors import NotJournalable
 from replaykit.limits import BATCH_ENTRIES_MAX, Settings
 from replaykit.replay.entries import (
+    Attempt,
     Change,
     ClaimedRun,
     Entry,
@@ -35,6 +40,7 @@ from replaykit.replay.entries import (
     Hold,
     Kind,
     Mail,
+    MailKind,
     Outcome,
     Park,
     Release,
@@ -47,7 +53,9 @@ from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
+from replaykit.replay.rewinds import Rewinds
 from replaykit.replay.signature import FunctionInfo, shorten_input
+from replaykit.replay.tries import Tries
 
 __all__ = [
     "Action",
@@ -63,6 +71,8 @@ __all__ = [
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
+_FOREVER: Final = 253_402_300_799_000_000  # the end of the year 9999, in microseconds
+_WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 
 
 class Phase(StrEnum):
@@ -144,10 +154,17 @@ class Driver:
         execution: of its workflow, not started yet.
         new_id: makes write ids (chance is an argument).
         settings: `evict_after_seconds`, `input_bytes_max`.
+        again: the run's journal is read again within one claim: its code has run up to here before.
     """
 
     def __init__(
-        self, run: ClaimedRun, execution: Execution, *, new_id: Callable[[], UUID], settings: Settings
+        self,
+        run: ClaimedRun,
+        execution: Execution,
+        *,
+        new_id: Callable[[], UUID],
+        settings: Settings,
+        again: bool = False,
     ) -> None:
         self.run = run
         self.execution = execution
@@ -157,6 +174,14 @@ class Driver:
         self.in_flight: dict[str, CallStep] = {}
         self.unit: Unit | None = None
         self._kept: dict[str, tuple[str, BodyOutcome]] = {}
+        self._rewinds = Rewinds(run.rewinds)
+        self._tries = Tries(run.attempts)
+        self._letters = Letters(run.mail)
+        self._rewinding = False
+        self._untold = False
+        self._last_error_seq = 0
+        execution.replaying = again or run.claims > 1
+        execution.accept_inputs_to = self._letters.accept_inputs_to
         self._new_id = new_id
         self._keys = IdempotencyKeys(run.id)
         self._evict_after = int(settings.evict_after_seconds * 1_000_000)
@@ -195,6 +220,12 @@ class Driver:
             self._last_seq = entry.seq
             if entry.at > self._last_at:
                 self._last_at = entry.at
+            if entry.mailbox_id is not None:
+                self._letters.answered(entry)
+            if self._rewinds and self._rewinds.take(entry):
+                continue
+            if entry.error is not None:
+                self._last_error_seq = entry.seq
             yield entry
 
     def begin(self, now: int, *, draining: bool = False) -> None:
@@ -203,9 +234,32 @@ class Driver:
         if not self._started:
             self.replay(())
         self._committed = self._last_seq
+        self._see(now)
+        if self._letters.retry_of_failed is not None:
+            self._rewind(self._letters.retry_of_failed)
+            return
         for command in self.execution.net_commands():
             self._wait(command, self._last_seq)
         self._go_on(now)
+
+    def _rewind(self, letter: Mail) -> None:
+        """Set aside what follows the last error, by an entry of its own; then the journal is read again."""
+        self._rewinding = True
+        self._last_seq += 1
+        self._last_at = max(self._last_at, self._now)
+        to_seq = self._last_error_seq or self._last_seq
+        self._entries.append(
+            Entry(
+                self._last_seq,
+                f"~rewind#{self._letters.rewinds + 1}" if self._letters.rewinds else "~rewind",
+                "rewind",
+                Kind.REWIND,
+                Outcome.OK,
+                self._last_at,
+                mailbox_id=letter.id,
+                to_seq=to_seq,
+            )
+        )
 
     def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
         """A body that was started has an outcome."""
@@ -217,7 +271,7 @@ class Driver:
         if self.phase is not Phase.ACTIVE:
             return
         self._see(now)
-        if self.execution.loop.timers:
+        if self.execution.loop.timers or self._letters.open:
             self._deliver_due()
         if self.execution.ended is None:
             self._record_step(call, outcome)
@@ -237,15 +291,51 @@ class Driver:
             now: when it was made.
             lingering: the body's thread still runs (its time ran out): no new try before `thread_ended`.
         """
-        raise NotImplementedError
+        call = self.in_flight.pop(key, None)
+        if call is None:
+            return  # given up earlier
+        if self.phase not in (Phase.ACTIVE, Phase.STALE):
+            return
+        self._see(now)
+        row = self._attempt(call, outcome, wait_seconds)
+        self._tries.record(row)
+        self._tries.wait(call, row, committed=False, lingering=lingering)
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def _attempt(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
+        before = self._rewinds.attempts_before(call.key)
+        last = self._tries.last(call.key, before)
+        idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000 if last is not None else 0.0
+        ended_at = max(self._now, outcome.started_at)
+        return Attempt(
+            call.key,
+            max(self._tries.count(call.key), before) + 1,
+            outcome.started_at,
+            ended_at,
+            min(ended_at + math.ceil(min(wait_seconds, _WAIT_SECONDS_MAX) * 1_000_000), _FOREVER),
+            last.tries + 1 if last is not None else 1,
+            last.first_at if last is not None else outcome.started_at,
+            idle,
+            outcome.error or "{}",
+        )
 
     def thread_ended(self, key: str, now: int) -> None:
         """The thread of a try whose time had run out has ended: the next try may begin."""
-        raise NotImplementedError
+        waits = self._tries.waiting.get(key)
+        if waits is not None and waits.lingering:
+            waits.lingering = False
+            if self.phase is Phase.ACTIVE:
+                self._go_on(now)
 
     def mail(self, wakes: int, letters: list[Mail], now: int) -> None:
         """Others have written to the run: all of its mailbox, and the `wakes` it had then."""
-        raise NotImplementedError
+        if wakes < self.run.wakes:
+            return  # read before what is known already
+        self.run.wakes = wakes
+        self._letters.read(letters)
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
 
     def body_stopped(self, key: str, now: int) -> None:
         """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere.
@@ -293,7 +383,11 @@ class Driver:
         if verdict is Verdict.OK:
             if unit.entries:
                 self._committed = unit.entries[-1].seq
-            if unit.change is not None:
+            if unit.attempts:
+                self._tries.committed(unit.attempts)
+            if self._rewinding:
+                self.phase = Phase.STALE
+            elif unit.change is not None:
                 self.phase = Phase.OVER
                 self.change = unit.change
             else:
@@ -323,6 +417,11 @@ class Driver:
                 )
                 kept[entry.key] = (entry.digest or "", outcome)
         asked = self.execution.open
+        self._tries.adopt((*(old.unit.attempts if old.unit is not None else ()), *old._tries.rows))
+        for key, waits in old._tries.waiting.items():
+            row, call = self._tries.last(key), asked.get(key)
+            if waits.lingering and row is not None and call is not None and not call.abandoned:
+                self._tries.wait(call, row, committed=row not in self._tries.rows, lingering=True)
         for key, (digest, outcome) in kept.items():
             call = asked.get(key)
             if call is not None and call.input.digest == digest:
@@ -346,7 +445,7 @@ class Driver:
     def next_wake(self) -> int | None:
         """Microseconds since 1970 at which `tick` is due, or None."""
         execution = self.execution
-        if not execution.loop.timers:
+        if not execution.loop.timers and not self._tries.waiting:
             return None
         if (
             self.phase is not Phase.ACTIVE
@@ -355,7 +454,7 @@ class Driver:
             or self._draining
         ):
             return None
-        return execution.next_deadline
+        return _earliest(execution.next_deadline, self._tries.next_due)
 
     def next_unit(self) -> Unit | None:
         """The unit to send now; it is in flight until its verdict."""
@@ -369,36 +468,50 @@ class Driver:
         if self.execution.hold_reason is not None and not self._noted and change is None:
             note = self.execution.hold_reason
             self._noted = True
-        if not entries and change is None and note is None:
+        attempts = self._tries.sent() if self._tries.rows else []
+        if not entries and not attempts and change is None and note is None:
             return None
         wakes = None
         if self._timer_wakes is not None:
             wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
             if not self._entries:
                 self._timer_wakes = None
-        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, wakes=wakes, note=note)
+        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, attempts, wakes, note)
         return self.unit
 
     # ------------------------------------------------------------------ decisions
 
     def _change(self) -> Change | None:
         execution = self.execution
+        if self._rewinding:
+            return None
         if execution.hold_reason is not None:
-            return Hold(execution.hold_reason, self.run.wakes) if not self.in_flight else None
+            if self.in_flight:
+                return None
+            if self._untold:
+                return Finish(State.CANCELLED)
+            return Hold(execution.hold_reason, self.run.wakes)
         ended = execution.ended
         if ended is not None:
+            if ended.cancelled:
+                return Finish(State.CANCELLED)
             state = State.SUCCEEDED if ended.error is None else State.FAILED
             return Finish(state, ended.output, ended.error)
-        if self.in_flight:
+        if self.in_flight or self._tries.lingering:
             return None
         if self._draining:
             return Release()
         if self._asked or self._waiting or self._kept_asked():
             return None
-        deadline = execution.next_deadline
-        if deadline is not None and deadline - self._now > self._evict_after:
-            return Park("timer", deadline, self.run.wakes)
-        return None
+        return self._park()
+
+    def _park(self) -> Park | None:
+        """Leave memory, if all that is left to do is a while away."""
+        deadline, next_try = self.execution.next_deadline, self._tries.next_at
+        until = _earliest(deadline, next_try)
+        if until is None or until - self._now <= self._evict_after:
+            return None
+        return Park("retry" if until == next_try else "timer", until, self.run.wakes)
 
     def _kept_asked(self) -> bool:
         asked = self.execution.open  # a call given up is never asked for again, though its body had an outcome
@@ -413,30 +526,62 @@ class Driver:
 
     def _go_on(self, now: int) -> None:
         self._see(now)
-        if self.execution.loop.timers:
+        if self._rewinding:
+            return
+        if self.execution.loop.timers or self._letters.open:
             self._deliver_due()
         if self._waiting:
             self._carry_out()
+        if self._tries.waiting:
+            self._try_again()
+        if self._letters.open and self.execution.hold_reason is not None:
+            self._end_untold()
+
+    def _end_untold(self) -> None:
+        """A request to end, of a run that is held: its code cannot be told, so it ends as asked, once no body runs."""
+        letter = self._letters.cancel
+        if letter is not None and not self.in_flight and not self.execution.may_be_cancelled:
+            reason = json.dumps({"untold": self.execution.hold_reason})
+            self._untold = True
+            self._deliver(self._cancel_entry(letter, reason), _UNDECODED)
 
     def _deliver_due(self) -> None:
-        execution = self.execution
+        """Timers and a request to end, in the order of their own times; a tie goes to the request."""
         if self._draining:
             return
+        execution = self.execution
         for _ in range(_TIMERS_PER_TURN):
-            if execution.hold_reason is not None or execution.ended is not None:
+            letter = self._letters.cancel if self._letters.open and execution.may_be_cancelled else None
+            deadline = execution.next_deadline if execution.hold_reason is None and execution.ended is None else None
+            due = deadline is not None and deadline <= self._now
+            if letter is not None and not (due and deadline is not None and deadline < letter.sent_at):
+                self._deliver_cancel(letter)
+            elif due and deadline is not None:
+                self._deliver_timer(deadline)
+            else:
                 return
-            deadline = execution.next_deadline
-            if deadline is None or deadline > self._now:
-                return
-            n = execution.timers_fired + 1
-            if self._timer_wakes is None:
-                self._timer_wakes = self.run.wakes
-            self._deliver(
-                Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline),
-                _UNDECODED,
-            )
+
+    def _deliver_timer(self, deadline: int) -> None:
+        n = self.execution.timers_fired + 1
+        if self._timer_wakes is None:
+            self._timer_wakes = self.run.wakes
+        self._deliver(
+            Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline),
+            _UNDECODED,
+        )
+
+    def _deliver_cancel(self, letter: Mail) -> None:
+        self._deliver(self._cancel_entry(letter, None), _UNDECODED)
+
+    def _cancel_entry(self, letter: Mail, output: str | None) -> Entry:
+        n = self._letters.cancels + 1
+        key = "~cancel" if n == 1 else f"~cancel#{n}"
+        entry = Entry(0, key, "cancel", Kind.CANCEL, Outcome.OK, self._now, output=output, mailbox_id=letter.id)
+        self._letters.answered(entry)
+        return entry
 
     def _record_step(self, call: CallStep, outcome: BodyOutcome) -> None:
+        before = self._rewinds.attempts_before(call.key)
         entry = Entry(
             0,
             call.key,
@@ -444,15 +589,25 @@ class Driver:
             Kind.STEP,
             outcome.outcome,
             self._now,
-            1,
+            max(self._tries.count(call.key), before) + 1,
             shorten_input(call.input, self._input_bytes_max),
             outcome.output,
             outcome.error,
             call.input.digest,
-            call.idempotency_key or self._keys.of(call.key),
+            self._idempotency_key(call),
             outcome.started_at,
         )
         self._deliver(entry, outcome.value)
+
+    def _reuse(self, call: CallStep, aside: Entry) -> None:
+        """A result that a rewind had set aside: the same call gets it again, and no body runs."""
+        entry = replace(aside, at=self._now, digest=call.input.digest, reuses=aside.reuses or aside.seq)
+        self._deliver(entry, _UNDECODED)
+
+    def _idempotency_key(self, call: CallStep) -> str | None:
+        if call.runs_ahead:
+            return None
+        return call.idempotency_key or self._rewinds.idempotency_key(call, self._keys)
 
     def _deliver(self, entry: Entry, value: Any) -> None:
         self._last_seq += 1
@@ -461,14 +616,34 @@ class Driver:
             entry.at = self._last_at
         self._last_at = entry.at
         self._entries.append(entry)
+        if self._rewinds:
+            self._rewinds.redone(entry.key)
         execution = self.execution
-        if execution.hold_reason is not None:
+        if execution.hold_reason is not None and not execution.may_be_cancelled:
             return  # recorded; the next replay delivers it
+        execution.replaying = False
         commands = execution.deliver(entry) if value is _UNDECODED else execution.deliver(entry, value)
         for command in commands:
-            if type(command) is CancelStep and self._withdraw(command.key):
-                continue
-            self._wait(command, entry.seq)
+            if type(command) is CancelStep:
+                if not self._withdraw(command.key):
+                    self._wait(command, entry.seq)
+            elif type(command) is CallStep and command.runs_ahead and self._may_run_ahead(command):
+                self._start(command)
+            else:
+                self._wait(command, entry.seq)
+
+    def _may_run_ahead(self, call: CallStep) -> bool:
+        """Whether a body may start before the entries that led to its call are committed: nothing of it is known yet."""
+        execution = self.execution
+        return (
+            not self._draining
+            and execution.hold_reason is None
+            and execution.ended is None
+            and call.key not in self._kept
+            and call.key not in self.in_flight
+            and not self._tries.count(call.key)
+            and not self._rewinds
+        )
 
     def _wait(self, command: Command, seq: int) -> None:
         """Carry it out once the entry of that seq is committed."""
@@ -492,17 +667,99 @@ class Driver:
                 return
             command, _ = waiting.popleft()
             if type(command) is CancelStep:
+                self._tries.waiting.pop(command.key, None)
                 if self.in_flight.pop(command.key, None) is not None:
                     self._actions.append(CancelBody(command.key))
                 continue
             assert type(command) is CallStep
             if self._asked.pop(command.key, None) is None:
                 continue  # withdrawn
-            kept = self._kept.pop(command.key, None) if self._kept else None
-            if kept is not None and kept[0] == command.input.digest:
-                self._record_step(command, kept[1])
-                self._deliver_due()
-            elif command.key not in self.in_flight:
-                command.idempotency_key = self._keys.of(command.key)
-                self.in_flight[command.key] = command
-                self._actions.append(StartBody(command))
+            self._answer_or_start(command)
+
+    def _answer_or_start(self, call: CallStep) -> None:
+        kept = self._kept.pop(call.key, None) if self._kept else None
+        aside = self._rewinds.result_for(call) if self._rewinds else None
+        if kept is not None and kept[0] == call.input.digest:
+            self._record_step(call, kept[1])
+            self._deliver_due()
+        elif aside is not None:
+            self._reuse(call, aside)
+            self._deliver_due()
+        elif call.key not in self.in_flight and call.key not in self._tries.waiting:
+            last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
+            if last is not None and last.next_at > self._now:
+                self._tries.wait(call, last, committed=last not in self._tries.rows)
+            else:
+                self._start(call)
+
+    def _try_again(self) -> None:
+        execution = self.execution
+        if self._draining or execution.hold_reason is not None or execution.ended is not None:
+            return
+        for waits in self._tries.due(self._now):
+            self._start(waits.call)
+
+    def _start(self, call: CallStep) -> None:
+        before = self._rewinds.attempts_before(call.key)
+        last = self._tries.last(call.key, before)
+        call.idempotency_key = self._idempotency_key(call) or ""
+        self.in_flight[call.key] = call
+        if last is None:
+            self._actions.append(StartBody(call, max(self._tries.count(call.key), before) + 1))
+        else:
+            idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000
+            self._actions.append(StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, idle))
+
+
+class Letters:
+    """What others have written to a run, and what of it was answered."""
+
+    def __init__(self, letters: list[Mail]) -> None:
+        self.cancels = 0  # entries of requests to end
+        self.rewinds = 0  # entries of requests to go on
+        self.open = False  # whether there is one to be answered
+        self._answered_max: dict[str, int] = {Kind.CANCEL: 0, Kind.REWIND: 0}
+        self.read(letters)
+
+    def read(self, letters: list[Mail]) -> None:
+        """All of the mailbox, as it is now."""
+        self._letters = letters
+        self.open = bool(letters) and self.cancel is not None
+
+    def answered(self, entry: Entry) -> None:
+        """The journal holds the answer of one."""
+        self.cancels += entry.kind == Kind.CANCEL
+        self.rewinds += entry.kind == Kind.REWIND
+        if entry.mailbox_id is not None and entry.kind in self._answered_max:
+            self._answered_max[entry.kind] = max(self._answered_max[entry.kind], entry.mailbox_id)
+        self.open = bool(self._letters) and self.cancel is not None
+
+    @property
+    def cancel(self) -> Mail | None:
+        """The earliest request to end that was not answered. One from before a retry is over: the person changed their mind."""
+        seen = max((m.id for m in self._letters if m.kind == MailKind.RETRY), default=0)
+        seen = max(seen, self._answered_max[Kind.CANCEL])
+        return next((m for m in self._letters if m.kind == MailKind.CANCEL and m.id > seen), None)
+
+    @property
+    def retry_of_failed(self) -> Mail | None:
+        """The request to go on after a failure that has no rewind yet."""
+        seen = self._answered_max[Kind.REWIND]
+        retries = [m for m in self._letters if m.kind == MailKind.RETRY and m.id > seen]
+        return next((m for m in retries if _body(m).get("from") == State.FAILED), None)
+
+    @property
+    def accept_inputs_to(self) -> int:
+        """Up to which seq recorded results are taken whatever inputs the code asks with now."""
+        return max((_body(m).get("seq", 0) for m in self._letters if _body(m).get("accept") == "inputs"), default=0)
+
+
+def _body(letter: Mail) -> dict[str, Any]:
+    found = json.loads(letter.body) if letter.kind == MailKind.RETRY and letter.body is not None else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _earliest(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

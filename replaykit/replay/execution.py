@@ -46,10 +46,11 @@ _NEVER_ENDED: list[Any] = []
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the function ended: JSON text of the result or of the error."""
+    """How the function ended: JSON text of the result or of the error; neither, if a request to end ended it."""
 
     output: str | None
     error: str | None
+    cancelled: bool = False
 
 
 class Execution:
@@ -62,6 +63,12 @@ class Execution:
         run_id: for messages and idempotency keys.
         seed: feeds `rng()`, `uuid4()` and hashes.
         started_at: the run's clock before its first entry, microseconds since 1970.
+        context: what the code starts in; None: an empty one, since runs share nothing through context variables.
+        accept_inputs_to: up to this seq recorded results are taken although the code asks with other inputs
+            (`retry --accept inputs`).
+
+    Attributes:
+        replaying: code runs that has run before, in an earlier claim: what it logs has been logged.
     """
 
     def __init__(
@@ -77,7 +84,11 @@ class Execution:
         drain_callbacks_max: int = Settings().drain_callbacks_max,
         payload_bytes_max: int = Settings().payload_bytes_max,
         on_outside: Callable[[], None] | None = None,
+        context: contextvars.Context | None = None,
+        accept_inputs_to: int = 0,
     ) -> None:
+        self.replaying = False
+        self.accept_inputs_to = accept_inputs_to
         self.run_id = run_id
         self.seed = seed
         self.info = info
@@ -100,6 +111,9 @@ class Execution:
         self._awaited = 0  # calls in `open` that the code still waits for
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
+        self._cancels = 0  # requests to end that were delivered
+        self._stuck = False  # held because nothing can ever resolve what it waits for
+        self._context = context
         self._on_outside = on_outside
 
     # ------------------------------------------------------------------ entries in, commands out
@@ -109,7 +123,7 @@ class Execution:
         order_libraries(RunLoop)
         loop = self.loop
         with loop.turning():
-            context = contextvars.Context()  # runs share nothing through context variables
+            context = self._context if self._context is not None else contextvars.Context()
             coroutine = context.run(self._function, *self._args, **self._kwargs)
             self._root = loop.add_task(coroutine, loop.root_scope, name="workflow", context=context)
             self._root.add_done_callback(self._function_ended, context=context)
@@ -131,7 +145,7 @@ class Execution:
         """Deliver recorded entries until their end or a hold. Commands are not kept: `net_commands` says what remains."""
         with self.loop.turning():
             for entry in entries:
-                if self.hold_reason is not None:
+                if self.hold_reason is not None and not self._stuck:
                     break
                 self._deliver(entry, _MISSING)
                 self._commands.clear()
@@ -145,6 +159,10 @@ class Execution:
             self._deliver_step(entry, value)
         elif entry.kind == Kind.TIMER:
             self._deliver_timer(entry)
+        elif entry.kind == Kind.CANCEL:
+            self._deliver_cancel()
+        elif entry.kind == Kind.REWIND:
+            pass  # it moves the clock
         else:
             self.hold(
                 f"entry {entry.seq} ({entry.key}) is of kind {entry.kind}, which this release does not know: "
@@ -162,7 +180,12 @@ class Execution:
                 f"step {entry.key}: the journal holds a call of {entry.name}, the code now calls {call.name} at {call.where}"
             )
             return
-        if entry.digest is not None and call.input.digest != entry.digest and not self._same_input(entry, call):
+        if (
+            entry.digest is not None
+            and call.input.digest != entry.digest
+            and entry.seq > self.accept_inputs_to
+            and not self._same_input(entry, call)
+        ):
             self.hold(
                 f"step {entry.key}: the journal holds it with input {_head(entry.input)}, "
                 f"the code now calls it with {_head(call.input.text)} at {call.where}"
@@ -196,6 +219,21 @@ class Execution:
         except Exception:
             return False
 
+    @property
+    def may_be_cancelled(self) -> bool:
+        """Whether a request to end still reaches the code: its function runs, or waits for what nothing can resolve."""
+        root = self._root
+        return root is not None and not root.done() and (self.hold_reason is None or self._stuck)
+
+    def _deliver_cancel(self) -> None:
+        self._cancels += 1
+        if self._stuck:
+            self._stuck = False
+            self.hold_reason = None
+            self.loop.stopped = False
+        if self._root is not None and not self._root.done():
+            self._root.cancel()
+
     def _deliver_timer(self, entry: Entry) -> None:
         self.timers_fired += 1
         if entry.due_at is None or not self.loop.fire(entry.due_at):
@@ -219,6 +257,7 @@ class Execution:
             if self._dropped is not None:
                 self._judge_dropped(self._dropped)
             if self.hold_reason is None and self.ended is None and not self.waits_outside():
+                self._stuck = True
                 self.hold(f"the run waits for something that nothing can ever resolve: {self._stacks()}")
 
     def _judge_dropped(self, call: CallStep) -> None:
@@ -397,6 +436,10 @@ class Execution:
         root = self._root
         assert root is not None and root.done()
         error: BaseException | None = self._fatal
+        if error is None and root.cancelled() and self._cancels:
+            self.ended = Ended(None, None, cancelled=True)
+            self.loop.stopped = True
+            return
         if error is None:
             error = asyncio.CancelledError("the workflow cancelled itself") if root.cancelled() else root.exception()
         if error is None:
@@ -445,6 +488,7 @@ class Execution:
             loop.tasks.clear()
             self.open.clear()
             self._commands.clear()
+            self._context = None
             self._root = None  # what runs leave behind is freed at once, as far as that can be done
             self._args, self._kwargs = (), {}
             self._on_outside = None
