@@ -1,0 +1,194 @@
+"""Runs a workflow through the real core with a random order of completion, and replays what came of it.
+
+A record is plain JSON: what the code asked for after each entry, the entries, the end. It holds no path of a machine.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import json
+import random
+import re
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+from replaykit.limits import Settings
+from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
+from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, StartBody, error_outcome, result_outcome
+from replaykit.replay.entries import PROTOCOL, ClaimedRun, Entry, Verdict
+from replaykit.replay.execution import Execution
+from replaykit.replay.requests import CallStep, Command
+from replaykit.replay.tags import remember_modules
+from tests.journals.dice import take_dice
+
+__all__ = ["Record", "record", "replay"]
+
+Record = dict[str, Any]
+
+START: Final = 1_780_000_000_000_000
+SETTINGS: Final = Settings(evict_after_seconds=1e9)  # a run that left memory would need another claim
+ROOT: Final = f"{Path(__file__).resolve().parents[2]}/"
+_PYTHONS: Final = re.compile(r"[^\"\s]*/(?=(?:lib/)?python3\.\d+/)")
+_DEFAULTS: Final = {f.name: f.default for f in dataclasses.fields(Entry) if f.default is not dataclasses.MISSING}
+
+
+class Watched(Execution):
+    """Keeps what the code asked for at its start and after each entry."""
+
+    asked: list[list[str]]
+
+    def start(self) -> list[Command]:
+        self.asked = []
+        commands = super().start()
+        self._note(commands)
+        return commands
+
+    def _deliver(self, entry: Entry, value: Any) -> None:  # live and replayed entries both come by here
+        super()._deliver(entry, value)
+        self._note(self._commands)
+
+    def _note(self, commands: list[Command]) -> None:
+        self.asked.append(
+            [f"{c.key} {c.input.digest[:8]}" if isinstance(c, CallStep) else f"-{c.key}" for c in commands]
+        )
+
+
+def record(workflow: Workflow[..., Any], number: int) -> Record:
+    """Run it, with bodies that end in a random order and after random times."""
+    dice = random.Random(f"{workflow.name} {number}")
+    take_dice(dice)
+    remember_modules()
+    run = _run(workflow.name, number)
+    execution = _execution(workflow, run)
+    driver = Driver(run, execution, new_id=lambda: uuid.UUID(int=dice.getrandbits(128)), settings=SETTINGS)
+    entries: list[Entry] = []
+    in_flight: dict[str, CallStep] = {}
+    now = START
+    driver.begin(now)
+    try:
+        while driver.phase is Phase.ACTIVE:
+            for action in driver.take_actions():
+                if isinstance(action, StartBody):
+                    in_flight[action.call.key] = action.call
+                elif isinstance(action, CancelBody):
+                    in_flight.pop(action.key, None)
+            unit = driver.next_unit()
+            if unit is not None and dice.random() < 0.8:
+                entries += unit.entries
+                driver.verdict(Verdict.OK, None, now)
+                continue
+            wake = driver.next_wake
+            soon = wake is not None and wake <= now + 10_000_000
+            if in_flight and (not soon or dice.random() < 0.9):
+                now += dice.choice((0, 1_000, 400_000, 1_000_000))
+                call = in_flight.pop(dice.choice(list(in_flight)))
+                driver.body_ended(call.key, _outcome(call, run, now), now)
+            elif wake is not None and (soon or unit is None):
+                now = max(now, wake)
+                driver.tick(now)
+            if unit is not None:
+                entries += unit.entries
+                driver.verdict(Verdict.OK, None, now)
+        return _as_record(execution, run, entries)
+    finally:
+        execution.leave()
+
+
+def replay(workflow: Workflow[..., Any], found: Record) -> Record:
+    """The record that comes of replaying its entries."""
+    remember_modules()
+    run = _run(workflow.name, found["number"])
+    execution = _execution(workflow, run)
+    entries = [Entry(seq=seq, **fields) for seq, fields in enumerate(found["entries"], 1)]
+    try:
+        execution.start()
+        execution.replay(dataclasses.replace(entry) for entry in entries)
+        return _as_record(execution, run, entries)
+    finally:
+        execution.leave()
+
+
+def _run(name: str, number: int) -> ClaimedRun:
+    return ClaimedRun(
+        id=uuid.uuid5(uuid.UUID(int=1), f"{name} {number}"),
+        token=uuid.UUID(int=2),
+        workflow=name,
+        input=f'{{"n":{number}}}',
+        seed=number * 7_919 + len(name),
+        protocol=PROTOCOL,
+        started_at=START,
+        wakes=0,
+        floor=START,
+    )
+
+
+def _execution(workflow: Workflow[..., Any], run: ClaimedRun) -> Watched:
+    args, kwargs = workflow.info.decode_arguments(run.input, {})
+    return Watched(
+        workflow.fn, args, kwargs, info=workflow.info, run_id=run.id, seed=run.seed, started_at=run.started_at
+    )
+
+
+def _outcome(call: CallStep, run: ClaimedRun, now: int) -> BodyOutcome:
+    assert call.context is not None
+    context: contextvars.Context = call.context.copy()
+    context.run(CURRENT_STEP.set, StepInfo(run.id, call.key, 1, call.idempotency_key, dict))
+    try:
+        args, kwargs = call.info.fresh_arguments(call.input)
+        value = context.run(_to_end, call, args, kwargs)
+    except BaseException as error:
+        return error_outcome(error, now)
+    return result_outcome(call.info, value, now, Settings())
+
+
+def _to_end(call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = call.function(*args, **kwargs)
+    if not call.info.is_async:
+        return value
+    try:
+        value.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError(f"the body of {call.name} waits for something")
+
+
+def _as_record(execution: Watched, run: ClaimedRun, entries: list[Entry]) -> Record:
+    assert execution.hold_reason is None, f"{run.workflow} is held: {execution.hold_reason}"
+    assert execution.ended is not None, f"{run.workflow} has not ended: it waits for {list(execution.open)}"
+    found = {
+        "workflow": run.workflow,
+        "number": json.loads(run.input)["n"],
+        "entries": [_fields(entry) for entry in entries],
+        "asked": execution.asked,
+        "output": execution.ended.output,
+        "error": _without_lines(execution.ended.error),
+    }
+    clean: Record = json.loads(_without_paths(json.dumps(found)))
+    return clean
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    """What an entry holds beyond its place and what no replay reads."""
+    fields = {name: getattr(entry, name) for name in (f.name for f in dataclasses.fields(Entry))}
+    for name in ("seq", "idempotency_key", "started_at"):
+        del fields[name]
+    return {name: value for name, value in fields.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _without_paths(text: str) -> str:
+    return _PYTHONS.sub("", text.replace(ROOT, ""))
+
+
+def _without_lines(error: str | None) -> Any:
+    """Where in its code a run failed is no part of what it did."""
+    return None if error is None else _strip(json.loads(error))
+
+
+def _strip(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_strip(one) for one in found]
+    if isinstance(found, dict):
+        return {name: _strip(one) for name, one in found.items() if name not in ("line", "traceback")}
+    return found
