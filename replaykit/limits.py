@@ -108,7 +108,19 @@ FRUITLESS_MAX: Final = 3
 """Recoveries in a row without progress after which a run is a suspect: its neighbours' bad luck seldom lasts that long."""
 
 SUSPECT_PROCESSES_MAX: Final = 2
-"""Processes of one worker that run suspects, each alone: enough to go on, too few to starve the others."""
+"""Processes of one worker that run suspects, apart from all others: enough to go on, too few to starve the others."""
+
+SUSPECT_GROUPS: Final = (100, 10)
+"""Suspects tried together at their first and second recovery as suspects: whoever is innocent need not queue up alone."""
+
+SUSPECT_ALONE_MIN: Final = 3
+"""Deaths of a process that had nothing but this one run in it, before the run is held (or `recoveries_max`, if less)."""
+
+LOOP_BLOCKED_SECONDS: Final = 1.0
+"""From when on an event loop that does not turn is told of: a heartbeat bears it, the neighbours' time-outs do not."""
+
+LOOP_BLOCKED_FRAMES_MAX: Final = 40
+"""Lines of the stack that tells where: the innermost, where the cause is."""
 
 LOCK_TIMEOUT_SECONDS: Final = 2.0
 """How long a batch waits for a run row that someone outside holds, before its units are sent one by one."""

@@ -4,6 +4,11 @@ Only the database's clock decides. A worker is one incarnation of a process; all
 Lock order everywhere: workers, then runs by id. Whoever takes runs from a worker marks its row stopped in the same
 statement; runs that a claim in flight adds after that are handed back by the next sweep, which looks at stopped workers
 too.
+
+A recovery is a run taken back from a worker that died, or whose lease ran out. `runs.fruitless` counts those in a row
+in which the run got no further: no entry of that worker is the journal's last. At FRUITLESS_MAX the run is a suspect: no
+normal claim takes it. After `recoveries_max` more, as a suspect, it is held (DESIGN 5, Poison runs). Both is decided
+in the statement that takes the run back.
 """
 
 from __future__ import annotations
@@ -11,10 +16,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from replaykit.limits import REAP_RUNS_MAX, WORKER_ROWS_KEEP_SECONDS
+from replaykit.limits import (
+    FRUITLESS_MAX,
+    REAP_RUNS_MAX,
+    SUSPECT_ALONE_MIN,
+    SUSPECT_GROUPS,
+    WORKER_ROWS_KEEP_SECONDS,
+    Settings,
+)
 from replaykit.postgres.schema import Bound, Statement, us
 
 __all__ = [
@@ -23,6 +35,7 @@ __all__ = [
     "heartbeat",
     "insert_worker",
     "live_workflows",
+    "lock_runs",
     "parse_clock",
     "parse_reaped",
     "parse_released",
@@ -31,22 +44,30 @@ __all__ = [
     "reap_expired",
     "release_worker",
     "stop_worker",
+    "suspect_groups",
 ]
+
+
+RECOVERIES_MAX: Final = Settings().recoveries_max
+"""The setting's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A sweep over dead workers. `runs` at its limit means that there may be more."""
+    """A sweep over dead workers. `runs` at its limit means that there may be more; `held` are those among them that will
+    not be tried again."""
 
     workers: int
     runs: int
+    held: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A worker's runs handed back."""
+    """A worker's runs taken back: how many, and which of them are held from now on."""
 
     runs: int
+    held: tuple[UUID, ...] = ()
 
 
 INSERT = Statement(
@@ -73,21 +94,39 @@ returning {us("clock_timestamp()")}
 """,
 )
 
-_GIVE_BACK = "state = 'pending', lease_token = null, worker = null, reason = null"
+# What becomes of the runs `lost(id, worker, fruitless, recovered)`, whose rows are locked: judged by the locked row and
+# by the journal's last entry.
+_GIVE_BACK = """
+judged as materialized (
+    select l.id, l.recovered, case
+        when (select j.worker from {schema}.journal j where j.run_id = l.id order by j.seq desc limit 1) = l.worker then 0
+        when l.recovered then l.fruitless + 1
+        else l.fruitless end as fruitless
+    from lost l
+), back as (
+    update {schema}.runs r set lease_token = null, worker = null,
+        state = case when j.recovered and j.fruitless >= %(held_at)s::int then 'held' else 'pending' end,
+        reason = case when j.recovered and j.fruitless >= %(held_at)s::int then j.fruitless || %(why)s::text || r.id end,
+        recoveries = r.recoveries + j.recovered::int,
+        fruitless = j.fruitless, suspect = j.fruitless >= %(suspect_at)s::int
+    from judged j where r.id = any(array(select id from judged)) and r.id = j.id
+    returning r.id, r.state
+)"""
+
+_COUNTED = "count(*), array_remove(array_agg(case state when 'held' then id end), null)"
 
 # Hand back all runs of one worker that is known to be gone or done, and mark its row. Waits for a write in flight, so
-# that none is left out: a worker killed under load has a batch of a hundred runs on its way.
+# that none is left out: a worker killed under load has a batch of a hundred runs on its way. To judge by what such a
+# write brings, `LOCK_RUNS` waits first.
 _RELEASE = f"""
 with gone as (
     update {{schema}}.workers set stopped_at = coalesce(stopped_at, clock_timestamp()), in_flight = '[]'
     where id = %(id)s
 ), lost as materialized (
-    select id from {{schema}}.runs where worker = %(id)s and state = 'running' order by id for no key update {{patience}}
-), back as (
-    update {{schema}}.runs set {_GIVE_BACK}, recoveries = recoveries + %(recovery)s::int
-    where id = any(array(select id from lost)) returning 1
-)
-select count(*) from back
+    select id, worker, fruitless, %(recovered)s::bool as recovered from {{schema}}.runs
+    where worker = %(id)s and state = 'running' order by id for no key update {{patience}}
+), {_GIVE_BACK}
+select {_COUNTED} from back
 """
 
 RELEASE = Statement("workers-release-runs", _RELEASE.replace("{patience}", ""))
@@ -95,6 +134,19 @@ RELEASE = Statement("workers-release-runs", _RELEASE.replace("{patience}", ""))
 # The same without the wait, when a transaction that somebody outside leaves open on one run would keep all others: that
 # one is left to the next sweep.
 RELEASE_UNLOCKED = Statement("workers-release-unlocked", _RELEASE.replace("{patience}", "skip locked"))
+
+# Mark a dead worker and lock its runs, in the transaction of the release: that statement's snapshot is then younger than
+# the commit of a write that was in flight, and sees the entry that it brought.
+LOCK_RUNS = Statement(
+    "workers-lock-runs",
+    """
+with gone as (
+    update {schema}.workers set stopped_at = coalesce(stopped_at, clock_timestamp()), in_flight = '[]'
+    where id = %(id)s
+)
+select id from {schema}.runs where worker = %(id)s and state = 'running' order by id for no key update
+""",
+)
 
 STOP = Statement(
     "workers-stop",
@@ -105,7 +157,8 @@ returning id
 )
 
 # Mark workers that are silent past their lease, and hand back runs of theirs and of workers that stopped before. Runs
-# that a write in flight has locked are left to the next sweep.
+# that a write in flight has locked are left to the next sweep. A worker that stopped before its lease ended was released,
+# and what it still has came by a claim that was on its way: no recovery.
 REAP = Statement(
     "workers-reap-expired",
     f"""
@@ -116,16 +169,14 @@ with dead as materialized (
     update {{schema}}.workers set stopped_at = clock_timestamp(), in_flight = '[]'
     where id = any(array(select id from dead))
 ), lost as materialized (
-    select r.id
-    from (select id from dead union all select id from {{schema}}.workers where stopped_at is not null) d
-    cross join lateral (select id from {{schema}}.runs where worker = d.id and state = 'running'
+    select r.id, r.worker, r.fruitless, d.recovered
+    from (select id, true as recovered from dead union all
+        select id, expires_at < stopped_at from {{schema}}.workers where stopped_at is not null) d
+    cross join lateral (select id, worker, fruitless from {{schema}}.runs where worker = d.id and state = 'running'
         order by id for no key update skip locked) r
     limit %(limit)s
-), back as (
-    update {{schema}}.runs set {_GIVE_BACK}, recoveries = recoveries + 1
-    where id = any(array(select id from lost)) returning 1
-)
-select (select count(*) from dead), (select count(*) from back)
+), {_GIVE_BACK}
+select (select count(*) from dead), {_COUNTED} from back
 """,
 )
 
@@ -194,19 +245,55 @@ def parse_clock(rows: Sequence[tuple[Any, ...]]) -> int | None:
     return rows[0][0] if rows else None
 
 
-def release_worker(worker_id: UUID, recovered: bool, *, wait: bool = True) -> Bound:
+def suspect_groups(recoveries_max: int) -> tuple[int, ...]:
+    """How many suspects are tried together at their first recoveries as suspects; at all later ones each runs alone.
+
+    Trying each alone from the start would let a thousand innocent neighbours of one poison run wait for each other. At
+    least SUSPECT_ALONE_MIN deaths alone come before `held`, so that no run is held for another's deeds.
+    """
+    return SUSPECT_GROUPS[: max(0, recoveries_max - SUSPECT_ALONE_MIN)]
+
+
+def release_worker(
+    worker_id: UUID,
+    recovered: bool,
+    *,
+    wait: bool = True,
+    how: str = "ended",
+    recoveries_max: int = RECOVERIES_MAX,
+) -> Bound:
     """Hand back all runs of a worker that has ended; `parse_released` reads it. Repeatable.
 
     Args:
         recovered: it died: counts as a recovery of each run.
         wait: for runs that others have locked; False: leave them to the next sweep.
+        how: it ended, for the reason of a run that is held: "was killed by SIGKILL".
+        recoveries_max: the setting.
     """
-    return RELEASE if wait else RELEASE_UNLOCKED, {"id": worker_id, "recovery": int(recovered)}
+    alone = recoveries_max - len(suspect_groups(recoveries_max))
+    words = f", {'the last of them' if alone == 1 else f'the last {alone} of them'} with no other run beside it"
+    params = {"id": worker_id, "recovered": recovered}
+    return RELEASE if wait else RELEASE_UNLOCKED, params | _judging(recoveries_max, words, how)
+
+
+def lock_runs(worker_id: UUID) -> Bound:
+    """Wait for the writes of a dead worker that are on their way; to be sent before `release_worker`, in its
+    transaction."""
+    return LOCK_RUNS, {"id": worker_id}
+
+
+def _judging(recoveries_max: int, beside: str, how: str) -> dict[str, Any]:
+    why = (
+        f" worker processes in a row have ended while they executed this run and before it got any further{beside};"
+        f" the last one {how}; once the code is right: replaykit retry "
+    )
+    return {"suspect_at": FRUITLESS_MAX, "held_at": FRUITLESS_MAX + recoveries_max, "why": why}
 
 
 def parse_released(rows: Sequence[tuple[Any, ...]]) -> Released:
-    """How many were handed back."""
-    return Released(*rows[0])
+    """How many were taken back, and which are held."""
+    ((count, held),) = rows
+    return Released(count, tuple(held or ()))
 
 
 def stop_worker(worker_id: UUID) -> Bound:
@@ -214,18 +301,19 @@ def stop_worker(worker_id: UUID) -> Bound:
     return STOP, {"id": worker_id}
 
 
-def reap_expired(limit: int = REAP_RUNS_MAX) -> Bound:
+def reap_expired(limit: int = REAP_RUNS_MAX, *, recoveries_max: int = RECOVERIES_MAX) -> Bound:
     """Hand back runs of dead workers, at most `limit`; `parse_reaped` reads it.
 
     Only for a worker whose own heartbeats have succeeded for one whole lease without a gap: after an outage of the
     database all leases look expired (DESIGN 5).
     """
-    return REAP, {"limit": limit}
+    return REAP, {"limit": limit, **_judging(recoveries_max, "", "fell silent, and its lease ran out")}
 
 
 def parse_reaped(rows: Sequence[tuple[Any, ...]]) -> Reaped:
-    """How many workers were found dead, how many runs handed back."""
-    return Reaped(*rows[0])
+    """How many workers were found dead, how many runs taken back, and which are held."""
+    ((workers, count, held),) = rows
+    return Reaped(workers, count, tuple(held or ()))
 
 
 def prune_workers(keep_seconds: float = WORKER_ROWS_KEEP_SECONDS) -> Bound:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, REAP_RUNS_MAX
+from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, FRUITLESS_MAX, REAP_RUNS_MAX
 from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
 from replaykit.postgres.schema import Bound, Statement, moment, us
 from replaykit.replay.entries import PROTOCOL, Attempt, ClaimedRun, Mail, State
@@ -27,6 +27,7 @@ __all__ = [
     "Started",
     "cancel_run",
     "claim",
+    "clear_suspect",
     "find_run",
     "hold_run",
     "notify",
@@ -81,6 +82,7 @@ class Promoted:
     count: int
     next_due_at: int | None  # microseconds; of those still waiting
     now: int  # microseconds, the database's
+    suspects: bool = False  # pending runs of these queues and workflows that no normal claim takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,14 @@ with asked as materialized (
     select * from json_to_recordset(%(rows)s::json) as a(id uuid, workflow text, key text, queue text, priority int,
         input text, delay bigint, until bigint)
 ), timed as (
-    select a.*, coalesce({moment("a.until")}, now() + a.delay * interval '1 microsecond', now()) as first_at
+    select a.*, coalesce({moment("a.until")}, statement_timestamp() + a.delay * interval '1 microsecond',
+        statement_timestamp()) as first_at    -- now() would be when a caller's transaction began
     from asked a
 ), ins as (
     insert into {{schema}}.runs (id, workflow, key, queue, priority, state, waiting_for, available_at)
     select id, workflow, key, queue, priority,
-        case when first_at > now() then 'waiting' else 'pending' end,
-        case when first_at > now() then 'start' end,
+        case when first_at > statement_timestamp() then 'waiting' else 'pending' end,
+        case when first_at > statement_timestamp() then 'start' end,
         first_at
     from timed order by key, id
     on conflict do nothing returning id
@@ -159,6 +162,19 @@ cross join lateral (
 """,
 )
 
+# The same of one run in a transaction of its caller's; returns a row if it was made. What a caller's connection sends and
+# gets is ASCII: it may speak any encoding.
+START_BORROWED = Statement("runs-insert-one-if-new", f"{START.text}returning run_id::text\n")
+
+# What stands under its key, if it was not.
+START_BORROWED_READ = Statement(
+    "runs-read-by-key-borrowed",
+    """
+select id::text, encode(convert_to(workflow, 'UTF8'), 'hex'), state
+from {schema}.runs where key = (%(rows)s::json -> 0 ->> 'key')
+""",
+)
+
 # Take pending runs of one queue, in order, past those that other claims are taking. Only for a worker whose row is
 # alive: a process that was stopped past its lease must not take more.
 CLAIM = Statement(
@@ -176,6 +192,41 @@ update {schema}.runs set state = 'running', lease_token = %(token)s, worker = %(
     started_at = coalesce(started_at, clock_timestamp()), protocol = coalesce(protocol, %(protocol)s),
     claims = claims + 1
 where id = any(array(select id from cand))
+""",
+)
+
+# Take pending suspects of one queue, of those that have died least often as suspects, the oldest first: as many together
+# as `groups` has for their number of recoveries so far, in the end one.
+CLAIM_SUSPECTS = Statement(
+    "runs-claim-suspects",
+    """
+with level as materialized (
+    select fruitless from {schema}.runs
+    where queue = %(queue)s and state = 'pending' and suspect and workflow = any(%(workflows)s)
+        and (protocol is null or protocol = %(protocol)s)
+    order by fruitless limit 1
+), cand as materialized (
+    select id from {schema}.runs
+    where queue = %(queue)s and state = 'pending' and suspect and workflow = any(%(workflows)s)
+        and (protocol is null or protocol = %(protocol)s) and fruitless = (select fruitless from level)
+        and exists (select from {schema}.workers w
+            where w.id = %(worker)s and w.stopped_at is null and w.expires_at > clock_timestamp())
+    order by created_at, id
+    limit (select coalesce((%(groups)s::int[])[fruitless - %(suspect_at)s::int + 1], 1) from level)
+    for update skip locked
+)
+update {schema}.runs set state = 'running', lease_token = %(token)s, worker = %(worker)s, reason = null,
+    started_at = coalesce(started_at, clock_timestamp()), protocol = coalesce(protocol, %(protocol)s),
+    claims = claims + 1
+where id = any(array(select id from cand))
+""",
+)
+
+# It got further, in a process with few neighbours or none: it is no suspect any more.
+CLEAR = Statement(
+    "runs-clear-suspect-fenced",
+    """
+update {schema}.runs set suspect = false, fruitless = 0 where id = %(run_id)s and lease_token = %(token)s returning id
 """,
 )
 
@@ -273,7 +324,9 @@ with due as materialized (
 select (select count(*) from up),
     (select {us("available_at")} from {{schema}}.runs
      where state = 'waiting' and available_at > now() and available_at < 'infinity' order by available_at limit 1),
-    {us("clock_timestamp()")}
+    {us("clock_timestamp()")},
+    exists (select from {{schema}}.runs where state = 'pending' and suspect and queue = any(%(queues)s::text[])
+        and workflow = any(%(workflows)s::text[]) and (protocol is null or protocol = %(protocol)s))
 """,
 )
 
@@ -378,15 +431,24 @@ def claim(
     token: UUID,
     limit: int = CLAIM_RUNS_MAX,
     protocol: int = PROTOCOL,
+    suspects: Sequence[int] | None = None,
 ) -> list[Bound]:
     """Take up to `limit` runs under a fresh `token`. For `run_all`; `parse_claim` reads the results.
 
     Repeatable: a retry with the same token also hands over what its first try had taken.
+
+    Args:
+        suspects: take suspects instead, so many together as `leases.suspect_groups` says; empty: one. `limit` does not
+            count then.
     """
     held = {"worker": worker, "token": token}
-    wanted = {"queue": queue, "workflows": list(workflows), "limit": limit, "protocol": protocol}
+    wanted: dict[str, Any] = {"queue": queue, "workflows": list(workflows), "protocol": protocol}
+    if suspects is None:
+        take = (CLAIM, held | wanted | {"limit": limit})
+    else:
+        take = (CLAIM_SUSPECTS, held | wanted | {"groups": list(suspects), "suspect_at": FRUITLESS_MAX})
     return [
-        (CLAIM, held | wanted),
+        take,
         (CLAIM_RUNS, held),
         (CLAIM_JOURNAL, held | {"head": HEAD_ENTRIES, "bytes": CLAIM_BYTES_MAX}),
         (CLAIM_ATTEMPTS, held),
@@ -446,9 +508,17 @@ def cancel_run(run_id: UUID, token: UUID) -> Bound:
     return CANCEL_HELD, {"run_id": run_id, "token": token}
 
 
-def promote_due(limit: int = REAP_RUNS_MAX) -> Bound:
-    """Make due runs pending, at most `limit`; `parse_promoted` reads it. A full turn means that there may be more."""
-    return PROMOTE, {"limit": limit}
+def promote_due(
+    limit: int = REAP_RUNS_MAX,
+    queues: Sequence[str] = (),
+    workflows: Sequence[str] = (),
+    protocol: int = PROTOCOL,
+) -> Bound:
+    """Make due runs pending, at most `limit`; `parse_promoted` reads it. A full turn means that there may be more.
+
+    It also looks whether suspects of these queues and workflows want a worker.
+    """
+    return PROMOTE, {"limit": limit, "queues": list(queues), "workflows": list(workflows), "protocol": protocol}
 
 
 def parse_promoted(rows: Sequence[tuple[Any, ...]]) -> Promoted:
@@ -462,6 +532,11 @@ def renew_token(run_id: UUID, old: UUID, new: UUID) -> Bound:
     The journal is to be read after it, by a statement of its own: this one waits for a write in flight.
     """
     return RENEW, {"run_id": run_id, "old": old, "new": new}
+
+
+def clear_suspect(run_id: UUID, token: UUID) -> Bound:
+    """The run got further: normal claims take it from now on. Returns a row, or none if the lease is another's."""
+    return CLEAR, {"run_id": run_id, "token": token}
 
 
 def hold_run(run_id: UUID, token: UUID, reason: str) -> Bound:

@@ -24,13 +24,14 @@ COLUMNS = {
     "runs": "id uuid, workflow text, key text, state text, queue text, priority int4, waiting_for text, reason text,"
     " created_at timestamptz, started_at timestamptz, finished_at timestamptz, available_at timestamptz, parent_id uuid,"
     " parent_key text, forked_from uuid, recoveries int4, suspect bool, worker uuid, lease_token uuid, write_id uuid,"
-    " wakes int8, protocol int4, seed int8",
+    " wakes int8, protocol int4, seed int8, claims int4, fruitless int4",
     "payloads": "run_id uuid, input json, output json, error json",
     "journal": "run_id uuid, seq int4, key text, name text, kind text, outcome text, attempt int4, input json,"
     " output json, error json, digest text, idempotency_key text, started_at timestamptz, at timestamptz,"
-    " due_at timestamptz, recorded_at timestamptz, worker uuid, write_id uuid",
+    " due_at timestamptz, recorded_at timestamptz, worker uuid, write_id uuid, mailbox_id int8, to_seq int4,"
+    " reuses int4",
     "attempts": "run_id uuid, key text, attempt int4, error json, started_at timestamptz, ended_at timestamptz,"
-    " next_at timestamptz",
+    " next_at timestamptz, tries int4, first_at timestamptz, idle_seconds float8",
     "workers": "id uuid, hostname text, pid int4, started_at timestamptz, heartbeat_at timestamptz,"
     " expires_at timestamptz, stopped_at timestamptz, lease_seconds float8, queues _text, workflows json, version text,"
     " python text, health json, in_flight json",
@@ -39,7 +40,7 @@ COLUMNS = {
     " created_at timestamptz, started_at timestamptz, parent_id uuid",
     "timeline": "run_id uuid, workflow text, seq int4, at timestamptz, kind text, key text, name text, outcome text,"
     " attempt int4, started_at timestamptz, duration interval, due_at timestamptz, input json, output json, error json,"
-    " recorded_at timestamptz, worker uuid, hostname text, pid int4",
+    " recorded_at timestamptz, worker uuid, hostname text, pid int4, mailbox_id int8, to_seq int4, reuses int4",
     "in_flight": "run_id uuid, key text, attempt int4, since timestamptz, worker uuid, hostname text, pid int4",
     "alembic_version": "version_num varchar",
 }
@@ -60,6 +61,9 @@ INDEXES = {
     "runs_due": "(available_at) WHERE (state = 'waiting'::text)",
     "runs_leased": "(worker, lease_token) WHERE (state = 'running'::text)",
     "runs_held": "(id) WHERE (state = 'held'::text)",
+    "runs_suspects": "(queue, priority, available_at, id) WHERE ((state = 'pending'::text) AND suspect)",
+    "runs_woken": "(worker) WHERE ((state = 'running'::text) AND (wakes > 0))",
+    "journal_asked": "(run_id, seq) WHERE (kind = ANY (ARRAY['cancel'::text, 'rewind'::text]))",
 }
 
 
@@ -245,10 +249,13 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         runs.renew_token(late.id, late.token, token),
         runs.hold_run(late.id, token, "x"),
         runs.promote_due(),
+        *runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token, suspects=[]),
+        runs.clear_suspect(late.id, token),
         runs.find_run(str(run.id)),
         runs.find_run("key"),
         runs.run_results([run.id]),
         runs.notify("c"),
+        leases.lock_runs(worker[1]["id"]),
         leases.release_worker(worker[1]["id"], recovered=True),
         leases.release_worker(worker[1]["id"], recovered=True, wait=False),
         leases.stop_worker(worker[1]["id"]),
