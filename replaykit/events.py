@@ -1,21 +1,31 @@
-"""The facts that the library tells: one event each, by name, without payloads and secrets.
+"""The facts that the library tells: one event each, by name, without payloads and secrets (docs/reference/events.md).
 
 Where the application has configured structlog they go there; elsewhere to the standard library's logger `replaykit`, with
 its usual manners: nothing below a warning, and nothing on stdout. The library itself configures neither.
+
+Errors are told here as text: their types, their first lines, the lines of code. What follows the first line may quote
+values (Postgres's DETAIL and CONTEXT, pydantic's input_value), and a chain that is given the exception itself may print
+the local variables of every frame.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from typing import Any, Final
 
 import structlog
 
-__all__ = ["log"]
+__all__ = ["log", "trace"]
+
+_LINE_MAX: Final = 500
+_CHAIN_MAX: Final = 5
 
 
 class _Log:
-    """Tells an event with its facts as keywords; `exc_info` as both libraries take it."""
+    """Tells an event with its facts as keywords. A fact that is an exception is told by its type and first line; `exc_info`
+    (True, or an exception) adds its traceback as the text `exception`."""
 
     def debug(self, event: str, **facts: Any) -> None:
         self._tell(logging.DEBUG, event, facts)
@@ -33,15 +43,42 @@ class _Log:
         self._tell(logging.ERROR, event, {"exc_info": True, **facts})
 
     def _tell(self, level: int, event: str, facts: dict[str, Any]) -> None:
-        if structlog.is_configured():
-            structlog.get_logger("replaykit").log(level, event, **facts)
-            return
+        told = structlog.get_logger("replaykit") if structlog.is_configured() else None
         logger = logging.getLogger("replaykit")
-        if logger.isEnabledFor(level):
-            exc_info = facts.pop("exc_info", None)
-            told = "".join(f" {name}={value}" for name, value in facts.items())
-            logger.log(level, "%s%s", event, told, exc_info=exc_info)
+        if told is None and not logger.isEnabledFor(level):
+            return
+        error = facts.pop("exc_info", None)
+        if error is True:
+            error = sys.exc_info()[1]
+        facts = {name: _brief(fact) if isinstance(fact, BaseException) else fact for name, fact in facts.items()}
+        if told is not None:
+            if error:
+                facts["exception"] = trace(error)
+            told.log(level, event, **facts)
+            return
+        words = "".join(f" {name}={value}" for name, value in facts.items())
+        logger.log(level, "%s%s%s", event, words, f"\n{trace(error)}" if error else "")
 
 
 log: Final = _Log()
 """The library's one voice."""
+
+
+def trace(error: BaseException) -> str:
+    """An exception, its causes and the lines of code it came through, as text without values: no local variables, and of
+    each message the first line."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain and len(chain) < _CHAIN_MAX:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "\nwhich led to\n".join(
+        f"Traceback (most recent call last):\n{''.join(traceback.format_tb(link.__traceback__))}{_brief(link)}"
+        for link in reversed(chain)
+    )
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    name = type(error).__qualname__
+    return f"{name}: {lines[0][:_LINE_MAX]}" if lines else name

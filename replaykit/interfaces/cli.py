@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import click
 
@@ -42,7 +42,6 @@ SETTINGS: dict[str, tuple[type, str]] = {
 }
 """A flag and a `REPLAYKIT_*` variable for each of `limits.Settings`, which is not imported before it is needed."""
 
-LOG_SETUP = "replaykit.interfaces.logs:setup"
 STATES = ("pending", "running", "waiting", "held", "succeeded", "failed", "cancelled", "continued")
 
 
@@ -191,7 +190,7 @@ def worker(
     settings: Settings,
 ) -> int:
     """Execute runs of the workflows in MODULE..., until SIGTERM or SIGINT."""
-    from replaykit.interfaces.logs import setup
+    from replaykit.interfaces.logs import SETUP, setup
     from replaykit.runtime.config import WorkerConfig
     from replaykit.runtime.inspect import Inspector
     from replaykit.runtime.supervisor import run_workers
@@ -211,17 +210,22 @@ def worker(
             poll_only=poll_only,
             log_format="json" if log_format == "json" else "console",
             log_level=log_level,
-            log_setup=LOG_SETUP,
+            log_setup=SETUP,
         )
     )
 
 
 @cli.command()
 @click.argument("module", metavar="MODULE")
+@click.option("--reload", is_flag=True, help="Start anew when a .py file of MODULE's folder changes; no live view.")
 @worker_options
 @database_options
-def dev(target: Target, module: str, **options: Any) -> int:
+def dev(target: Target, module: str, reload: bool, **options: Any) -> int:
     """One worker in this terminal, with a live view of its runs."""
+    if reload:
+        from replaykit.interfaces.reload import run_reloading
+
+        return run_reloading(target, module, **options)
     from replaykit.interfaces.live import run_dev
 
     return run_dev(target, module, **options)
@@ -335,6 +339,44 @@ def workers(target: Target, stopped: bool, as_json: bool) -> None:
         from replaykit.interfaces.show import draw_workers
 
         console().print(draw_workers(found))
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("references", metavar="RUN...", nargs=-1, required=True)
+@click.option("--by", metavar="WHO", help="Who asks, for people; without it your login name.")
+@json_option
+@database_options
+def cancel(target: Target, references: tuple[str, ...], by: str | None, as_json: bool) -> int:
+    """Ask each RUN to end; `-` reads them from stdin, one a line. Prints each one's state after that.
+
+    A run that nobody has begun is cancelled at once. The code of any other gets the request as asyncio cancels tasks, and
+    may clean up. A run that has ended keeps its end.
+    """
+    from replaykit.interfaces.asking import cancel_runs
+
+    return cancel_runs(target, references, by=by, as_json=as_json)
+
+
+@cli.command()
+@click.argument("references", metavar="RUN...", nargs=-1, required=True)
+@click.option("--accept", type=click.Choice(["inputs"]), help="Recorded results stand although inputs differ now.")
+@click.option("--by", metavar="WHO", help="Who asks, for people; without it your login name.")
+@json_option
+@database_options
+def retry(
+    target: Target, references: tuple[str, ...], accept: Literal["inputs"] | None, by: str | None, as_json: bool
+) -> int:
+    """Take each RUN on that failed or is held; `-` reads them from stdin, one a line.
+
+    A failed run goes on from before its last error: what succeeded is not run again. A held one is replayed by the code
+    that the workers have now.
+    """
+    from replaykit.interfaces.asking import retry_runs
+
+    return retry_runs(target, references, accept=accept, by=by, as_json=as_json)
 
 
 # --- the database -----------------------------------------------------------------------------------------------------

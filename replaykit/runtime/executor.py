@@ -20,6 +20,7 @@ from uuid import UUID
 from replaykit.events import log
 from replaykit.limits import SLICE_SECONDS, Settings
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
+from replaykit.replay.codec import misfit
 from replaykit.replay.driver import (
     BodyOutcome,
     CancelBody,
@@ -33,6 +34,7 @@ from replaykit.replay.entries import ClaimedRun, Entry, Finish, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
+from replaykit.runtime.logged import bind_body, run_context
 from replaykit.runtime.writer import MAY_NEST, Answer
 
 __all__ = ["Body", "Executor", "Shop"]
@@ -128,7 +130,7 @@ class Executor:
                 return
             driver.replay(run.entries)
         except Exception as error:
-            log.exception("journal_not_replayed", run=str(run.id))
+            log.exception("journal_not_replayed", run_id=str(run.id))
             self._stop_at(f"its journal could not be replayed: {error!r}")
             return
         run.entries = []
@@ -167,7 +169,7 @@ class Executor:
         try:
             args, kwargs = info.decode_arguments(run.input, {})
         except Exception as error:
-            self._stop_at(f"the recorded input does not fit {self.workflow.name} ({info.line}): {error}")
+            self._stop_at(f"the recorded input does not fit {self.workflow.name} ({info.line}): {misfit(error)}")
             return None
         execution = Execution(
             self.workflow.fn,
@@ -180,6 +182,7 @@ class Executor:
             drain_callbacks_max=self.shop.settings.drain_callbacks_max,
             payload_bytes_max=self.shop.settings.payload_bytes_max,
             on_outside=self._held_from_outside,
+            context=run_context(run.id, self.workflow.name),
         )
         return Driver(run, execution, new_id=self.shop.new_id, settings=self.shop.settings)
 
@@ -214,7 +217,7 @@ class Executor:
                 driver.execution.leave()
             raise
         except Exception as error:
-            log.warning("journal_read_failed", run=str(run.id), error=str(error))
+            log.warning("journal_read_failed", run_id=str(run.id), error=error)
             if driver is not None:
                 driver.execution.leave()
             self._host.call_soon(self.drop)
@@ -267,7 +270,7 @@ class Executor:
             event(*what, now)
             self._pump(now)
         except Exception as error:  # a defect of ours: this run stops where a person sees it, the others go on
-            log.exception("run_broken", run=str(self.run.id))
+            log.exception("run_broken", run_id=str(self.run.id))
             self._stop_at(f"a defect of replaykit stopped the run, please report it: {error!r}")
 
     def _pump(self, now: int) -> None:
@@ -299,7 +302,8 @@ class Executor:
         problems = driver.execution.loop.problems
         for problem in problems:
             error = problem.get("exception")
-            log.error("workflow_callback_failed", run=str(self.run.id), message=problem.get("message"), exc_info=error)
+            message = problem.get("message") if error is None else None  # asyncio's may quote a callback's arguments
+            log.error("workflow_callback_failed", run_id=str(self.run.id), message=message, exc_info=error)
         problems.clear()
 
     def _begin_postponed(self, driver: Driver, now: int) -> None:
@@ -342,7 +346,7 @@ class Executor:
         try:
             fresh = await self.shop.journals.renew_token(self.run)
         except Exception as error:
-            log.exception("token_not_renewed", run=str(self.run.id))
+            log.exception("token_not_renewed", run_id=str(self.run.id))
             self._stop_at(f"its journal could not be read again: {error!r}")
             return
         if fresh is None:
@@ -363,7 +367,7 @@ class Executor:
                 await self.shop.journals.hold(run, reason)
                 break
             except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
-                log.exception("run_not_held", run=str(run.id), reason=reason)
+                log.exception("run_not_held", run_id=str(run.id))
                 await asyncio.sleep(_HOLD_AGAIN_SECONDS)
         self._host.call_soon(self.drop)
 
@@ -426,6 +430,7 @@ class Executor:
         self, call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, started_at: int
     ) -> None:
         CURRENT_STEP.set(info)
+        bind_body(info.key, info.attempt)
         await self._await_outcome(call, call.function, args, kwargs, started_at)
 
     async def _await_outcome(
@@ -515,6 +520,7 @@ def _run_sync(
 ) -> BodyOutcome | Coroutine[Any, Any, Any]:
     """A sync body, in a thread; also encodes its outcome there. A coroutine that it returned is for the loop to await."""
     CURRENT_STEP.set(info)
+    bind_body(info.key, info.attempt)
     try:
         value = call.function(*args, **kwargs)
     except BaseException as error:

@@ -162,7 +162,7 @@ class Heartbeat:
                 self._lease.broken()
                 self._disconnect()
                 wait = min(BACKOFF_SECONDS_MAX, self._settings.heartbeat, 0.05 * 2**failures)
-                log.warning("heartbeat_failed", worker=str(self._worker_id), error=str(error), failures=failures)
+                log.warning("heartbeat_failed", worker=str(self._worker_id), error=error, failures=failures)
                 continue
             if not ours:
                 self._lose()

@@ -177,7 +177,7 @@ class _Lane:
         if len(batch) == 1 or (len(batch) <= START_RUNS_MAX and size <= BATCH_BYTES_MAX):
             kept = await _send(self._line, batch)
             if len(batch) == 1 and kept and not batch[0].told:
-                log.warning("start_locked_by_someone_else", run=str(batch[0].row.id))
+                log.warning("start_locked_by_someone_else", run_id=str(batch[0].row.id))
                 batch[0].told = True
             if len(batch) == 1 or not kept:
                 return

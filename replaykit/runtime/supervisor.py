@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from uuid import UUID, uuid4
@@ -39,7 +39,7 @@ from replaykit.runtime.config import WorkerConfig
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
 from replaykit.runtime.lifeline import Incarnation, Report, as_line
 
-__all__ = ["EXIT_CONFIGURATION", "WorkerConfig", "run_workers"]
+__all__ = ["EXIT_CONFIGURATION", "Bell", "WorkerConfig", "run_workers"]
 
 
 SPARE: Final = -1
@@ -82,8 +82,36 @@ RELEASE_SECONDS_MAX: Final = 5.0
 """How long the parent, leaving, tries to reach a database that is away; then the leases end by themselves."""
 
 
-def run_workers(config: WorkerConfig) -> int:
-    """Runs the children until SIGTERM or SIGINT and all of them have ended. Main thread only.
+class Bell:
+    """Lets another thread drain the workers, as SIGTERM does, and tells afterwards whether a person has asked for it too.
+
+    Attributes:
+        signalled: SIGTERM or SIGINT came.
+    """
+
+    def __init__(self) -> None:
+        self.signalled = False
+        self._lock = threading.Lock()
+        self._rung = False
+        self._strike: Callable[[], None] | None = None
+
+    def ring(self) -> None:
+        """From any thread, once or more often, also before the workers run and after they have ended."""
+        with self._lock:
+            self._rung = True
+            if self._strike is not None:
+                self._strike()
+
+    def hang(self, strike: Callable[[], None] | None) -> None:
+        """For `run_workers`: what a ring does from now on."""
+        with self._lock:
+            self._strike = strike
+            if strike is not None and self._rung:
+                strike()
+
+
+def run_workers(config: WorkerConfig, bell: Bell | None = None) -> int:
+    """Runs the children until SIGTERM, SIGINT or the bell, and until all of them have ended. Main thread only.
 
     Returns:
         Exit code: 0 all ended as asked; 1 some had to be killed.
@@ -92,7 +120,7 @@ def run_workers(config: WorkerConfig) -> int:
         ConfigurationError: the children cannot start as configured. Raised when all have ended and nothing is logged
             any more: the sentence is the last word.
     """
-    with _signals() as (wakeup, arrived):
+    with _signals(bell or Bell()) as (wakeup, arrived):
         return Supervisor(config, wakeup, arrived).run()
 
 
@@ -221,7 +249,7 @@ class Supervisor:
             else:
                 slot.child = self._spawn()
         except OSError as error:  # no memory, no process, no descriptor left: the machine's trouble may pass
-            log.error("child_not_started", child=slot.number, error=str(error))
+            log.error("child_not_started", child=slot.number, error=error)
             slot.spawn_at = time.monotonic() + RESPAWN_READY_SECONDS_MAX
             return
         if slot is self._spare:
@@ -278,7 +306,7 @@ class Supervisor:
         try:
             report = Report.model_validate_json(line)
         except ValidationError:
-            log.warning("child_unintelligible", pid=child.process.pid, line=line[:200].decode(errors="replace"))
+            log.warning("child_unintelligible", pid=child.process.pid, bytes=len(line))
             return
         if report.kind == "ready":
             child.ready = self._ever_ready = True
@@ -409,7 +437,7 @@ class Releases:
             if released.runs:
                 self._connection.run(*runs.notify(work_channel(self._config.schema_name)))
         except Exception as error:  # whatever it is: the runs stay where they are until it works or the lease ends
-            log.warning("release_failed", worker=str(worker_id), error=str(error))
+            log.warning("release_failed", worker=str(worker_id), error=error)
             self._disconnect()
             return False
         log.info("runs_released", worker=str(worker_id), runs=released.runs, recovered=recovered)
@@ -451,18 +479,30 @@ def _cause(code: int) -> dict[Literal["signal", "exit_code"], str | int]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[tuple[socket.socket, deque[int]]]:
+def _signals(bell: Bell) -> Iterator[tuple[socket.socket, deque[int]]]:
     """Signals become bytes on a socket (to end a wait) and numbers in a queue (to be acted on), in that order."""
     arrived: deque[int] = deque()
     receiving, sending = socket.socketpair()
     receiving.setblocking(False)
     sending.setblocking(False)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
+
+    def arrive(number: int, _: Any) -> None:
+        arrived.append(number)
+        bell.signalled = bell.signalled or number != signal.SIGCHLD
+
+    def strike() -> None:
+        arrived.append(signal.SIGTERM)
+        with contextlib.suppress(BlockingIOError):
+            sending.send(b"!")
+
+    before = {number: signal.signal(number, arrive) for number in numbers}
     wakeup_before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+    bell.hang(strike)
     try:
         yield receiving, arrived
     finally:
+        bell.hang(None)
         signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -323,7 +323,7 @@ class Worker:
                 await self._release()
                 await self._ask(runs.notify(work_channel(self._target.schema)))
             except Exception as error:
-                log.warning("release_failed", worker=str(self.worker_id), error=str(error))
+                log.warning("release_failed", worker=str(self.worker_id), error=error)
         for connection in (self._claims, self._others):
             if connection is not None:
                 await connection.close()
@@ -379,7 +379,7 @@ class Worker:
             try:
                 await self._take_lease()
             except Exception as error:
-                log.warning("lease_not_taken", error=str(error))
+                log.warning("lease_not_taken", error=error)
                 await asyncio.sleep(_RECOVER_SECONDS)
             else:
                 self._work.set()
@@ -436,9 +436,9 @@ class Worker:
                 pause = await self._claim_turn()
             except Exception as error:
                 if not is_transient(error):
-                    log.error("claim_failed", error=str(error), exc_info=True)
+                    log.error("claim_failed", error=error, exc_info=True)
                 else:
-                    log.warning("claim_failed", error=str(error), retrying=True)
+                    log.warning("claim_failed", error=error, retrying=True)
                 pause = _RECOVER_SECONDS
 
     async def _claim_turn(self) -> float:

@@ -223,7 +223,7 @@ class _Lane:
         self.idle.set()
 
     def put(self, item: _Item, answer: Callable[[list[_Answered]], None]) -> None:
-        log.warning("run_locked_by_someone_else", run=str(item[0].run_id))
+        log.warning("run_locked_by_someone_else", run_id=str(item[0].run_id))
         self._waiting.append((item, answer))
         self.idle.clear()
         self._arrived.set()
