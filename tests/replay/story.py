@@ -1,0 +1,292 @@
+"""One run's whole life on plain rows, obeyed step by step: claims, bodies, commits, requests, evictions.
+
+A test says what each body answers and when something happens; `Story` does what executor and SQL do, one thing at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from replaykit.limits import Settings
+from replaykit.replay.calls import Workflow
+from replaykit.replay.driver import (
+    BodyOutcome,
+    CancelBody,
+    Driver,
+    Phase,
+    StartBody,
+    error_outcome,
+    result_outcome,
+    timeout_outcome,
+)
+from replaykit.replay.entries import (
+    Attempt,
+    ClaimedRun,
+    Entry,
+    Finish,
+    Hold,
+    Kind,
+    Mail,
+    MailKind,
+    Park,
+    State,
+    Verdict,
+)
+from replaykit.replay.execution import Execution
+from replaykit.replay.failures import decode_error
+from tests.replay import drive
+from tests.replay.drive import RUN_ID
+
+__all__ = ["SECOND", "Again", "Began", "Story", "TimedOut"]
+
+SECOND = 1_000_000
+
+
+class Again(Exception):
+    """An answer: the body fails with this, and `retry=` says to try again after so many seconds."""
+
+    def __init__(self, error: Exception, after: float = 0.0) -> None:
+        self.error = error
+        self.after = after
+
+
+class TimedOut(Exception):
+    """An answer: the body's time ran out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A body that began."""
+
+    key: str
+    input: Any
+    attempt: int
+    tries: int
+    idempotency_key: str
+
+
+@dataclass(slots=True)
+class Story:
+    """A run.
+
+    Attributes:
+        answer: what a body gives; raises what it raises, `Again` or `TimedOut`.
+        began: every body that began, in order: what the world outside saw.
+        given_up: keys of bodies that were cancelled.
+        now: the clock, microseconds; moves by itself only when a run waits in memory.
+    """
+
+    workflow: Workflow[..., Any]
+    answer: Callable[[Began], Any] = lambda began: began.input
+    state: State = State.PENDING
+    journal: list[Entry] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    mailbox: list[Mail] = field(default_factory=list)
+    wakes: int = 0
+    claims: int = 0
+    now: int = 1_000 * SECOND
+    started_at: int | None = None
+    available_at: int = 0
+    waiting_for: str | None = None
+    reason: str | None = None
+    output: str | None = None
+    error: str | None = None
+    began: list[Began] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    bodies: dict[str, StartBody] = field(default_factory=dict)
+    driver: Driver | None = None
+    settings: Settings = field(default_factory=Settings)
+    _ids: int = 0
+
+    # ------------------------------------------------------------------ what others do
+
+    def cancel(self) -> None:
+        """`replaykit.cancel`."""
+        if self.started_at is None:
+            self.state = State.CANCELLED
+        else:
+            self._letter(MailKind.CANCEL, None)
+
+    def retry(self, accept: str | None = None) -> None:
+        """`replaykit.retry`."""
+        assert self.state in (State.FAILED, State.HELD)
+        body = {"from": self.state, "accept": accept, "seq": len(self.journal)}
+        self._letter(MailKind.RETRY, json.dumps(body))
+        self.state, self.reason = State.PENDING, None
+
+    def _letter(self, kind: MailKind, body: str | None) -> None:
+        self._ids += 1
+        self.mailbox.append(Mail(self._ids, kind, body, self.now))
+        self.wakes += 1
+        if self.state in (State.WAITING, State.HELD):
+            self.state, self.waiting_for, self.available_at = State.PENDING, None, self.now
+        if self.driver is not None:
+            self.driver.mail(self.wakes, list(self.mailbox), self.now)
+
+    def evict(self) -> None:
+        """The worker dies: what it had in memory is gone."""
+        assert self.driver is not None and self.state is State.RUNNING
+        self.driver.execution.leave()
+        self.driver, self.state = None, State.PENDING
+        self.bodies.clear()
+
+    # ------------------------------------------------------------------ what a worker does
+
+    def claim(self, workflow: Workflow[..., Any] | None = None) -> Driver:
+        """Take the run, with other code if given."""
+        assert self.state is State.PENDING
+        self.workflow = workflow or self.workflow
+        self.claims += 1
+        self.state = State.RUNNING
+        self.started_at = self.now if self.started_at is None else self.started_at
+        return self._read(None)
+
+    def _read(self, old: Driver | None) -> Driver:
+        last = {a.key: a for a in self.attempts}
+        run = ClaimedRun(
+            RUN_ID, self._id(), self.workflow.name, "{}", 1, 1, self.started_at or 0, self.wakes, self.available_at
+        )
+        run = replace(
+            run,
+            last_seq=len(self.journal),
+            claims=self.claims,
+            attempts=list(last.values()),
+            mail=list(self.mailbox),
+            rewinds=[(e.seq, e.to_seq) for e in self.journal if e.kind == Kind.REWIND and e.to_seq is not None],
+        )
+        execution = Execution(
+            self.workflow.fn, (), {}, info=self.workflow.info, run_id=RUN_ID, seed=1, started_at=run.started_at
+        )
+        drive.begun.append(execution)
+        driver = self.driver = Driver(run, execution, new_id=self._id, settings=self.settings, again=old is not None)
+        driver.replay([replace(e) for e in self.journal])
+        if old is not None:
+            driver.adopt(old)
+            old.execution.leave()
+        driver.begin(self.now)
+        return driver
+
+    def _id(self) -> UUID:
+        self._ids += 1
+        return UUID(int=self._ids)
+
+    def settle(self) -> None:
+        """Start and stop bodies and commit, until only bodies and time are waited for."""
+        while self.driver is not None:
+            driver = self.driver
+            for action in driver.take_actions():
+                if isinstance(action, CancelBody):
+                    self.bodies.pop(action.key, None)
+                    self.given_up.append(action.key)
+                else:
+                    self._begin(action)
+            unit = driver.next_unit()
+            if unit is None:
+                return
+            if unit.wakes is not None and unit.wakes != self.wakes:
+                driver.verdict(Verdict.STALE, None, self.now)
+            else:
+                self.journal += [replace(e) for e in unit.entries]
+                self.attempts += unit.attempts
+                driver.verdict(Verdict.OK, None, self.now)
+            if driver.phase is Phase.STALE:
+                self._read(driver)
+            elif driver.phase is Phase.OVER:
+                self._over(driver)
+
+    def _begin(self, start: StartBody) -> None:
+        call = start.call
+        assert call.key not in self.bodies, f"two bodies of {call.key} at once"
+        self.bodies[call.key] = start
+        given = next(iter(json.loads(call.input.text).values()), None)
+        self.began.append(Began(call.key, given, start.attempt, start.tries, call.idempotency_key))
+
+    def _over(self, driver: Driver) -> None:
+        change = driver.change
+        assert change is not None
+        self.given_up += list(self.bodies)  # what an ended function gave up is stopped once its end is committed
+        self.bodies.clear()
+        if isinstance(change, Finish):
+            self.state, self.output, self.error = change.state, change.output, change.error
+        elif isinstance(change, Park | Hold) and change.wakes != self.wakes:
+            self.state = State.PENDING
+        elif isinstance(change, Park):
+            self.state, self.waiting_for = State.WAITING, change.waiting_for
+            self.available_at = change.available_at or 1 << 62
+        elif isinstance(change, Hold):
+            self.state, self.reason = State.HELD, change.reason
+        else:
+            self.state = State.PENDING
+        driver.execution.leave()
+        self.driver = None
+
+    def end(self, key: str) -> None:
+        """The body of that key ends, with what `answer` gives."""
+        assert self.driver is not None
+        start = self.bodies.pop(key)
+        began = next(b for b in reversed(self.began) if b.key == key)
+        call = start.call
+        outcome: BodyOutcome
+        try:
+            outcome = result_outcome(call.info, self.answer(began), self.now, self.settings)
+        except Again as again:
+            self.driver.body_failed(key, error_outcome(again.error, self.now), again.after, self.now)
+            return
+        except TimedOut:
+            outcome = timeout_outcome(call, start.attempt, 1.0, self.now)
+        except Exception as error:
+            outcome = error_outcome(error, self.now)
+        self.driver.body_ended(key, outcome, self.now)
+
+    def step(self) -> bool:
+        """One thing happens: a claim, a body's end, or time goes on. False: nothing is left to happen."""
+        self.settle()
+        if self.state is State.PENDING:
+            self.claim()
+        elif self.state is State.WAITING:
+            self.now = max(self.now, self.available_at)
+            self.state, self.waiting_for = State.PENDING, None
+        elif self.bodies:
+            self.end(next(iter(self.bodies)))
+        elif self.driver is not None:
+            wake = self.driver.next_wake
+            assert wake is not None, "the run waits in memory for nothing"
+            self.now = max(self.now, wake)
+            self.driver.tick(self.now)
+        else:
+            return False
+        self.settle()
+        return True
+
+    def play(self) -> Story:
+        """Until it has ended or is held."""
+        for _ in range(1_000):
+            if not self.step():
+                return self
+        raise AssertionError(f"it does not end: {self.state}, {[e.key for e in self.journal][-5:]}")
+
+    def until(self, fact: Callable[[Story], bool]) -> Story:
+        """Until that is so."""
+        self.settle()
+        while not fact(self):
+            assert self.step(), "it ended first"
+        return self
+
+    # ------------------------------------------------------------------ what became of it
+
+    @property
+    def result(self) -> Any:
+        """The result; raises what the run failed with."""
+        assert self.state in (State.SUCCEEDED, State.FAILED), f"{self.state}: {self.reason}"
+        if self.error is not None:
+            raise decode_error(self.error)
+        return self.workflow.info.decode_result(self.output or "null")
+
+    @property
+    def keys(self) -> list[str]:
+        """The journal's keys."""
+        return [e.key for e in self.journal]
