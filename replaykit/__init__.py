@@ -15,6 +15,7 @@ from replaykit.errors import (
     DatabaseUnreachable,
     KeyConflict,
     NotJournalable,
+    NotRetryable,
     OutsideRun,
     ReplaykitError,
     ResultRejected,
@@ -29,8 +30,10 @@ from replaykit.errors import (
 
 if TYPE_CHECKING:
     from replaykit.replay.calls import StepInfo, Workflow, now, rng, sleep, step, uuid4, workflow
+    from replaykit.replay.secrets import Secret
     from replaykit.runtime.client import Client, Handle, RunInfo
     from replaykit.runtime.logged import drop_replayed
+    from replaykit.runtime.sync_client import SyncClient, SyncHandle
     from replaykit.runtime.worker import Worker
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "Handle",
     "KeyConflict",
     "NotJournalable",
+    "NotRetryable",
     "OutsideRun",
     "ReplaykitError",
     "ResultRejected",
@@ -49,8 +53,11 @@ __all__ = [
     "RunInfo",
     "RunNotFound",
     "SchemaMismatch",
+    "Secret",
     "StepFailed",
     "StepInfo",
+    "SyncClient",
+    "SyncHandle",
     "Worker",
     "Workflow",
     "WorkflowUnknown",
@@ -67,8 +74,10 @@ __all__ = [
 if not TYPE_CHECKING:
     _HOMES = {
         "replaykit.replay.calls": ("StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"),
+        "replaykit.replay.secrets": ("Secret",),
         "replaykit.runtime.client": ("Client", "Handle", "RunInfo"),
         "replaykit.runtime.logged": ("drop_replayed",),
+        "replaykit.runtime.sync_client": ("SyncClient", "SyncHandle"),
         "replaykit.runtime.worker": ("Worker",),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

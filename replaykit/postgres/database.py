@@ -181,7 +181,7 @@ class Database:
             (settings,) = await conn.run(DURABILITY)
             for name, value in zip(("synchronous_commit", "fsync", "full_page_writes"), settings, strict=True):
                 if value == "off":
-                    log.warning("committed entries can be lost in a crash of the server", setting=name, value=value)
+                    log.warning("commits_not_durable", setting=name, value=value)
             revision: str | None = None
             if (await conn.run(VERSION_TABLE, {"table": f"{quote_name(self.schema)}.alembic_version"}))[0][0]:
                 rows = await conn.run(VERSION)
@@ -189,7 +189,7 @@ class Database:
         finally:
             await conn.close()
         if need:
-            self._require(revision)
+            self.require(revision)
         return revision
 
     def text(self, statement: Statement) -> bytes:
@@ -201,7 +201,12 @@ class Database:
             self._texts[statement.name] = text
         return text
 
-    def _require(self, revision: str | None) -> None:
+    def require(self, revision: str | None) -> None:
+        """See that a schema's revision is the one that this release needs.
+
+        Raises:
+            SchemaMismatch: it is another, or none.
+        """
         if revision == REVISION:
             return
         where = f"{describe_dsn(self.dsn)}, schema {self.schema!r}"
@@ -257,6 +262,7 @@ class Connection:
         self._twin: int | None = None  # of libpq's descriptor
         self._reading = False  # whether it is registered with the loop, by `_wait`
         self._waiter: asyncio.Future[Ready] | None = None
+        self._process = os.getpid()
 
     async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
         """Execute and commit; the rows that it returns."""
@@ -412,6 +418,8 @@ class Connection:
 
     async def close(self) -> None:
         """Close; never raises, may be called twice."""
+        if self._process != os.getpid():
+            return  # forked: the good-bye would end the connection of the parent, who shares the socket
         self._stop_reading()
         twin, self._twin = self._twin, None
         if twin is not None:

@@ -16,9 +16,9 @@ import datetime as dt
 import math
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self, SupportsFloat, TypeVar, overload
+from typing import Any, Final, Generic, Literal, ParamSpec, Self, SupportsFloat, TypeVar, overload
 from uuid import UUID
 
 from replaykit.errors import (
@@ -30,24 +30,40 @@ from replaykit.errors import (
     RunNotFound,
 )
 from replaykit.limits import KEY_BYTES_MAX, Settings
+from replaykit.postgres import mailbox
+from replaykit.postgres.borrowed import Borrowable, Borrower, Conversation, check_borrowable, insert_run
 from replaykit.postgres.database import Database
-from replaykit.postgres.runs import RunResult, StartRow, find_run, parse_results, parse_runs, run_results
+from replaykit.postgres.leases import live_workflows, parse_workflows
+from replaykit.postgres.runs import (
+    RunResult,
+    Started,
+    StartRow,
+    find_run,
+    parse_results,
+    parse_runs,
+    run_results,
+)
 from replaykit.replay.calls import Moment, Workflow
 from replaykit.replay.codec import codec_for
 from replaykit.replay.entries import State
 from replaykit.replay.failures import decode_error, error_summary
 from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import check_name
+from replaykit.replay.requests import UNSET, Unset
+from replaykit.runtime.forks import leave_to_parent, renew_after_fork
 from replaykit.runtime.ids import new_id
 from replaykit.runtime.line import Line
-from replaykit.runtime.named import NamedWorkflows
+from replaykit.runtime.named import NamedWorkflows, bind_among
 from replaykit.runtime.starts import START_LOCK_SECONDS, Starts
 from replaykit.runtime.target import Target
+from replaykit.runtime.verbs import ask, checked_accept, checked_by
 from replaykit.runtime.watcher import ENDED, Watcher
 
 __all__ = ["Client", "Handle", "RunInfo"]
 
 _PAYLOAD_BYTES_MAX: Final = Settings().payload_bytes_max
+_DELAY_SECONDS_MAX: Final = 100 * 366 * 86_400.0
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,6 +100,39 @@ class _Options:
     key: str | None = None
     queue: str = "default"
     priority: int = 0
+    delay: int | None = None  # microseconds
+    available_at: int | None = None  # microseconds since 1970
+    conn: Any = None
+
+    def with_(
+        self, *, key: str | None, queue: str | None, priority: int | None, delay: Moment | None, conn: Any
+    ) -> Self:
+        """The same with what is given, checked; what is None, or UNSET, stays."""
+        new: dict[str, Any] = {}
+        if key is not None:
+            new["key"] = _checked_key(key)
+        if queue is not None:
+            new["queue"] = check_name(queue, "queue")
+        if priority is not None:
+            new["priority"] = _checked_priority(priority)
+        if delay is not None:
+            new["delay"], new["available_at"] = _checked_delay(delay)
+        if conn is not UNSET:
+            check_borrowable(conn)
+            new["conn"] = conn
+        return replace(self, **new)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A start as it was asked for: of a workflow, or of a name whose arguments the live workers tell how to bind."""
+
+    name: str
+    workflow: Workflow[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    text: str | None
+    """The input; None: not bound yet."""
 
 
 class Client:
@@ -101,6 +150,7 @@ class Client:
     def __init__(self, dsn: str | None = None, schema: str = "replaykit") -> None:
         self.target = Target(dsn, schema)
         self._sessions = _Sessions(self.target)
+        self._borrower = Borrower(schema)
         self._options = _Options()
 
     @overload
@@ -119,41 +169,84 @@ class Client:
             ConfigurationError: by name, an argument does not fit its annotation (the message names the path).
             KeyConflict: the key belongs to a run of another workflow.
             DatabaseUnreachable: no connection could be made.
+            psycopg.Error: what the database answers on a caller's own connection (`options(conn=)`).
         """
-        session = await self._sessions.here()
-        if isinstance(workflow, Workflow):
-            name, typed = workflow.name, workflow
-            text = workflow.info.bind(args, kwargs, strict=True).text
-        elif isinstance(workflow, str):
-            name, typed = check_name(workflow, "workflow"), None
-            text = await session.named.bind(name, args, kwargs)
+        call = self._call(workflow, args, kwargs)
+        conn = self._options.conn
+        if conn is None:
+            found = await self._start(call)
         else:
-            raise TypeError(f"start({workflow!r}): a workflow is a function with @workflow, or the name of one")
+            found = await self._borrower.talk_async(conn, self._conversation(call))
+        return self._started(call, found)
+
+    # The parts of a start. SyncClient binds in its caller's thread and sends in its own.
+
+    def _call(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if isinstance(workflow, Workflow):
+            text = workflow.info.bind(args, kwargs, strict=True).text
+            return Call(workflow.name, workflow, args, kwargs, text)
+        if isinstance(workflow, str):
+            return Call(check_name(workflow, "workflow"), None, args, kwargs, None)
+        raise TypeError(f"start({workflow!r}): a workflow is a function with @workflow, or the name of one")
+
+    async def _start(self, call: Call) -> Started:
+        """Start a run over a connection of this client's own."""
+        session = await self._sessions.here()
+        text = call.text if call.text is not None else await session.named.bind(call.name, call.args, call.kwargs)
+        return await session.starts.start(self._row(call.name, text))
+
+    def _conversation(self, call: Call) -> Conversation[Started]:
+        """What is said over a caller's connection to start a run."""
+        text = call.text
+        if text is None:
+            there = parse_workflows((yield live_workflows()))
+            text = bind_among(call.name, there, call.args, call.kwargs)
+        return (yield from insert_run(self._row(call.name, text)))
+
+    def _row(self, name: str, text: str) -> StartRow:
         check_size(text, _PAYLOAD_BYTES_MAX, f"the input of {name}")
         asked = self._options
-        row = StartRow(
-            id=new_id(), workflow=name, key=asked.key, queue=asked.queue, priority=asked.priority, input=text
+        return StartRow(
+            id=new_id(),
+            workflow=name,
+            input=text,
+            key=asked.key,
+            queue=asked.queue,
+            priority=asked.priority,
+            delay=asked.delay,
+            available_at=asked.available_at,
         )
-        found = await session.starts.start(row)
-        if found.workflow != name:
-            raise KeyConflict(f"key {asked.key!r} belongs to run {found.id} of {found.workflow!r}, not of {name!r}")
-        return Handle(self, typed, run_id=found.id, created=found.id == row.id)
 
-    def options(self, *, key: str | None = None, queue: str | None = None, priority: int | None = None) -> Self:
+    def _started(self, call: Call, found: Started) -> Handle[Any]:
+        if found.workflow != call.name:
+            key = self._options.key
+            raise KeyConflict(f"key {key!r} belongs to run {found.id} of {found.workflow!r}, not of {call.name!r}")
+        return Handle(self, call.workflow, run_id=found.id, created=found.id == found.asked)
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: Moment | None = None,
+        conn: Borrowable | Unset = UNSET,
+    ) -> Self:
         """A client on the same connections that starts with these options; what is None stays as it is.
 
         Args:
             key: the caller's idempotency key: a second start under it finds the first one's run.
             queue: which workers may take the run.
             priority: smaller runs first.
+            delay: the earliest beginning: seconds from now by the database's clock, a timedelta, or an aware moment.
+            conn: insert the run over this connection, in its transaction: it is there when, and if, the caller commits.
+                psycopg's, or SQLAlchemy's connection or session over psycopg, sync or async.
+
+        Raises:
+            ConfigurationError: an option that cannot be stored, or a `conn` that is none.
         """
-        old = self._options
         twin = copy.copy(self)
-        twin._options = _Options(
-            key=_checked_key(key) if key is not None else old.key,
-            queue=_checked_queue(queue) if queue is not None else old.queue,
-            priority=_checked_priority(priority) if priority is not None else old.priority,
-        )
+        twin._options = self._options.with_(key=key, queue=queue, priority=priority, delay=delay, conn=conn)
         return twin
 
     @overload
@@ -242,14 +335,17 @@ class Handle(Generic[T]):
             RunNotFound: no run has that id or key.
             TimeoutError: the builtin; the run goes on.
         """
+        return self._outcome(await self._ended(timeout))
+
+    async def _ended(self, timeout: Moment | None) -> RunResult:
+        """How the run has ended, once it has."""
         seconds = seconds_until(timeout)
         try:
             # Without time to wait there is still one look: `timeout=0` asks whether the run has ended.
             async with asyncio.timeout(seconds or None):
-                ended = await self._end(wait=seconds != 0)
+                return await self._end(wait=seconds != 0)
         except TimeoutError:
             raise TimeoutError(f"run {self._id or self._named} has not ended within {seconds:g} s") from None
-        return self._outcome(ended)
 
     async def _end(self, *, wait: bool) -> RunResult:
         session = await self._client._sessions.here()
@@ -258,6 +354,46 @@ class Handle(Generic[T]):
         if end is None:
             raise RunNotFound(f"no run has the id {run_id}")
         return end
+
+    async def cancel(self, by: str | None = None) -> State:
+        """Ask the run to end. Asking again changes nothing; of a held run, it ends what cannot go on.
+
+        A run that nobody has begun is `cancelled` when this returns. Any other gets the request at its next moment: its
+        root task is cancelled as asyncio cancels tasks, and may clean up in steps. Await `result()` for the end.
+
+        Args:
+            by: who asks, for people.
+
+        Returns:
+            The run's state after the request. A run that has ended keeps its end.
+
+        Raises:
+            RunNotFound: no run has that id or key.
+        """
+        by = checked_by(by)
+        session, run_id = await self._found()
+        return await ask(session.line, mailbox.cancel(run_id, by))
+
+    async def retry(self, accept: Literal["inputs"] | None = None, by: str | None = None) -> State:
+        """Take a failed or held run on. A failed one goes on from before its last error: what succeeded is not run again.
+
+        Args:
+            accept: "inputs": take the recorded results although the code now asks with other inputs.
+            by: who asks, for people.
+
+        Returns:
+            The run's state after the request: pending.
+
+        Raises:
+            NotRetryable: the run is neither failed nor held.
+            RunNotFound: no run has that id or key.
+        """
+        bound = checked_accept(accept), checked_by(by)
+        session, run_id = await self._found()
+        return await ask(session.line, mailbox.retry(run_id, *bound))
+
+    async def _found(self) -> tuple[_Session, UUID]:
+        return await self._client._sessions.here(), self._id or (await self.info()).id
 
     def _outcome(self, ended: RunResult) -> T:
         of = f"run {ended.id} of {ended.workflow}"
@@ -358,6 +494,13 @@ class _Sessions:
         self._target = target
         self._lock = threading.Lock()
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a child: the loops and their connections are the parent's."""
+        leave_to_parent([*self._by_loop.items()])
+        self._lock = threading.Lock()
+        self._by_loop = weakref.WeakKeyDictionary()
 
     async def here(self) -> _Session:
         """The running loop's session, open."""
@@ -395,14 +538,33 @@ def seconds_until(moment: Moment | None) -> float | None:
     if moment is None:
         return None
     if isinstance(moment, dt.datetime):
-        if moment.utcoffset() is None:
-            raise ConfigurationError(f"timeout={moment!r}: a moment needs a time zone, as datetime(..., tzinfo=UTC)")
-        seconds = (moment - dt.datetime.now(dt.UTC)).total_seconds()
+        seconds = (_aware("timeout", moment) - dt.datetime.now(dt.UTC)).total_seconds()
     else:
-        seconds = moment.total_seconds() if isinstance(moment, dt.timedelta) else _number(moment)
-    if math.isnan(seconds):
-        raise ConfigurationError(f"timeout={moment!r}: not a number of seconds")
+        seconds = _seconds("timeout", moment)
     return max(0.0, seconds)
+
+
+def _checked_delay(delay: Moment) -> tuple[int | None, int | None]:
+    """Microseconds from now on, or microseconds since 1970."""
+    if isinstance(delay, dt.datetime):
+        return None, (_aware("delay", delay) - _EPOCH) // dt.timedelta(microseconds=1)
+    seconds = max(0.0, _seconds("delay", delay))
+    if seconds > _DELAY_SECONDS_MAX:
+        raise ConfigurationError(f"delay={delay!r}: more than a hundred years")
+    return round(seconds * 1_000_000), None
+
+
+def _aware(option: str, moment: dt.datetime) -> dt.datetime:
+    if moment.utcoffset() is None:
+        raise ConfigurationError(f"{option}={moment!r}: a moment needs a time zone, as datetime(..., tzinfo=UTC)")
+    return moment
+
+
+def _seconds(option: str, moment: float | dt.timedelta) -> float:
+    seconds = moment.total_seconds() if isinstance(moment, dt.timedelta) else _number(moment)
+    if math.isnan(seconds):
+        raise ConfigurationError(f"{option}={moment!r}: not a number of seconds")
+    return seconds
 
 
 def _number(moment: float) -> float:
@@ -440,10 +602,6 @@ def _checked_key(key: str) -> str:
     if size > KEY_BYTES_MAX:
         raise ConfigurationError(f"key={key[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX}")
     return key
-
-
-def _checked_queue(queue: str) -> str:
-    return check_name(queue, "queue")
 
 
 def _checked_priority(priority: int) -> int:

@@ -19,7 +19,7 @@ from replaykit.postgres.leases import live_workflows, parse_workflows
 from replaykit.runtime.fit import misfit
 from replaykit.runtime.line import Line
 
-__all__ = ["NamedWorkflows", "bind_by_schema", "call_as_made"]
+__all__ = ["NamedWorkflows", "bind_among", "bind_by_schema", "call_as_made"]
 
 
 class NamedWorkflows:
@@ -40,14 +40,24 @@ class NamedWorkflows:
         if name not in self._schemas or time.monotonic() - self._read_at > NAMED_SECONDS:
             self._schemas = parse_workflows(await self._line.run(live_workflows()))
             self._read_at = time.monotonic()
-        schema = self._schemas.get(name)
-        if schema is None:
-            warnings.warn(f"no live worker has the workflow {name!r}: {self._instead()}", RuntimeWarning, stacklevel=3)
-        return bind_by_schema(name, schema, args, kwargs) if schema else call_as_made(args, kwargs)
+        return bind_among(name, self._schemas, args, kwargs)
 
-    def _instead(self) -> str:
-        there = ", ".join(sorted(self._schemas))
-        return f"they have {there}" if there else "its run will wait for one"
+
+def bind_among(name: str, schemas: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The arguments as `bind_by_schema` has them; as they were made, with a warning, if no live worker has the workflow.
+
+    Args:
+        name: the workflow's.
+        schemas: of the live workers' workflows, by name.
+        args, kwargs: what the run is started with.
+    """
+    schema = schemas.get(name)
+    if schema:
+        return bind_by_schema(name, schema, args, kwargs)
+    there = ", ".join(sorted(schemas))
+    instead = f"they have {there}" if there else "its run will wait for one"
+    warnings.warn(f"no live worker has the workflow {name!r}: {instead}", RuntimeWarning, stacklevel=3)
+    return call_as_made(args, kwargs)
 
 
 def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from replaykit.errors import SchemaMismatch
 from replaykit.postgres.database import Database
 from replaykit.postgres.schema import REVISION, check_schema
 from replaykit.runtime.embedded import EmbeddedPostgres, default_home
+from replaykit.runtime.forks import renew_after_fork
 
 __all__ = ["Target"]
 
@@ -44,6 +45,11 @@ class Target:
         self._lock = threading.Lock()
         self._embedded: EmbeddedPostgres | None = None
         self._dsn: str | None = None
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a child: the lock may be held by a thread that is not there. A hold on an embedded Postgres is shared."""
+        self._lock = threading.Lock()
 
     @property
     def given(self) -> str | None:
