@@ -10,6 +10,7 @@ ReplaykitError
 ├── ResultRejected            a step's result that its retry= did not accept, when the tries are used up
 ├── StepFailed                a step's error whose class cannot be rebuilt; carries its type's name
 ├── RunNotFound               no run has that id or key
+├── NotRetryable              retry of a run that is neither failed nor held
 ├── KeyConflict               the key belongs to a run of another workflow
 ├── RunFailed                 Handle.result() of a failed run; __cause__ is the run's error
 ├── RunHeld                   Handle.result() of a run that waits for a person
@@ -26,6 +27,7 @@ __all__ = [
     "Gone",
     "KeyConflict",
     "NotJournalable",
+    "NotRetryable",
     "OutsideRun",
     "ReplaykitError",
     "ResultRejected",
@@ -76,15 +78,21 @@ class StepFailed(ReplaykitError):
 
     Attributes:
         type: qualified name of the class the body raised, such as `"payments.CardDeclined"`.
+        attributes: what its attributes held, by name, as far as it was recorded.
     """
 
     def __init__(self, message: str, type: str = "Exception") -> None:
         super().__init__(message)
         self.type = type
+        self.attributes: dict[str, object] = {}
 
 
 class RunNotFound(ReplaykitError):
     """No run has that id or key."""
+
+
+class NotRetryable(ReplaykitError):
+    """A run that is neither failed nor held is not retried; the message names its state."""
 
 
 class KeyConflict(ReplaykitError):

@@ -166,6 +166,8 @@ def _attributes(error: BaseException, left_out: list[str]) -> dict[str, Any]:
         if isinstance(error, builtin):
             named.update((name, value) for name in names if (value := getattr(error, name, None)) is not None)
     named.update((name, value) for name, value in vars(error).items() if name != "__notes__")
+    if isinstance(error, StepFailed):  # those of the error that it stands for
+        named = {name: value for name, value in named.items() if name not in ("type", "attributes")} | error.attributes
     found: dict[str, Any] = {}
     for name, value in named.items():
         text = _try_encode(value)
@@ -244,7 +246,16 @@ def _step_failed(found: dict[str, Any], members: list[BaseException]) -> BaseExc
         group = ExceptionGroup(str(found["args"][0]) if found.get("args") else message, members)  # type: ignore[type-var]
         group.add_note(f"replaykit: recorded as {kind}")
         return group
-    return StepFailed(message, kind)
+    failed = StepFailed(message, kind)
+    failed.attributes = {name: _revive_or_leave(value) for name, value in found.get("attributes", {}).items()}
+    return failed
+
+
+def _revive_or_leave(value: Any) -> Any:
+    try:
+        return revive(value)
+    except Exception:  # of a class that is not known here either: as it was recorded
+        return value
 
 
 def _rebuild_class(found: dict[str, Any], members: list[BaseException]) -> BaseException | None:
