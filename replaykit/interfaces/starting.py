@@ -27,30 +27,30 @@ def parse_values(values: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
     """Positional and named arguments from `JSON` and `NAME=JSON`.
 
     Raises:
-        click.UsageError: one is not JSON.
+        click.UsageError: one is not JSON. The sentence names its place, never the value: it may be a secret.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for text in values:
+    for place, text in enumerate(values, 1):
         if text.startswith("--"):
-            raise click.UsageError(f"no such option: {text}")
+            raise click.UsageError(f"no such option: {text.partition('=')[0]}")
         name, equals, rest = text.partition("=")
         if equals and name.isidentifier():
             if name in kwargs:
                 raise click.UsageError(f"{name} is given twice")
-            kwargs[name] = _parse(rest, f"{name}=")
+            kwargs[name] = _parse(rest, f"{name}=...", f"{name}=")
         elif kwargs:
-            raise click.UsageError(f"{text} follows a NAME=JSON: arguments by place come first")
+            raise click.UsageError(f"value {place} follows a NAME=JSON: arguments by place come first")
         else:
-            args.append(_parse(text, ""))
+            args.append(_parse(text, f"value {place}", ""))
     return args, kwargs
 
 
-def _parse(text: str, before: str) -> Any:
+def _parse(text: str, which: str, before: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise click.UsageError(f"{before}{text} is not JSON; text is written '{before}{json.dumps(text)}'") from None
+        raise click.UsageError(f"{which} is not JSON; text is written '{before}\"...\"'") from None
 
 
 def start_run(

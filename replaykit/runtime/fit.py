@@ -45,7 +45,9 @@ _WORDS_MORE: Final = {"string": "a string", "array": "an array", "object": "an o
 
 
 def misfit(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> str | None:
-    """The first place where a value does not fit, as `.rows[3].cents: an integer is needed, not "x"`; None if it fits.
+    """The first place where a value does not fit, as `.rows[3].cents: an integer is needed, not a string`; None if it fits.
+
+    Never the value itself: it may be a secret, and the sentence stands in logs.
 
     Args:
         value: parsed JSON.
@@ -67,16 +69,16 @@ class _Check:
         if "$ref" in schema:
             return self.find(value, self._definitions.get(str(schema["$ref"]).rpartition("/")[2]), path, depth + 1)
         if "const" in schema and value != schema["const"]:
-            return path, f"{_shown(schema['const'])} is needed, not {_shown(value)}"
+            return path, f"{_shown(schema['const'])} is needed"
         if "enum" in schema and value not in schema["enum"]:
-            return path, f"one of {', '.join(map(_shown, schema['enum']))} is needed, not {_shown(value)}"
+            return path, f"one of {', '.join(map(_shown, schema['enum']))} is needed"
         for each in schema.get("allOf", ()):
             if found := self.find(value, each, path, depth + 1):
                 return found
         if branches := schema.get("anyOf") or schema.get("oneOf"):
             return self._find_in_branches(value, branches, schema.get("discriminator"), path, depth)
         if "type" in schema and not self._is_kind(value, schema["type"]):
-            return path, f"{_kind_words(schema['type'])} is needed, not {_shown(value)}"
+            return path, f"{_kind_words(schema['type'])} is needed, not {_kind(value)}"
         if isinstance(value, dict):
             return self._find_in_object(value, schema, path, depth)
         if isinstance(value, list):
@@ -105,9 +107,8 @@ class _Check:
         deepest = max(misfits, key=lambda found: len(found[0]))
         if len(deepest[0]) > len(path) or isinstance(tag, Mapping):
             return deepest
-        return path, " or ".join(
-            dict.fromkeys(words.partition(" is needed, not ")[0] for _, words in misfits)
-        ) + f" is needed, not {_shown(value)}"
+        wanted = dict.fromkeys(words.partition(" is needed")[0] for _, words in misfits)
+        return path, f"{' or '.join(wanted)} is needed"
 
     def _find_in_object(
         self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int
@@ -142,13 +143,13 @@ class _Check:
 
 def _find_in_string(value: str, schema: Mapping[str, Any], path: str) -> tuple[str, str] | None:
     if "pattern" in schema and not _search(schema["pattern"], value):
-        return path, f"{_shown(value)} does not match {schema['pattern']}"
+        return path, f"a string that matches {schema['pattern']} is needed"
     wanted = _FORMATS.get(schema.get("format", ""))
     if wanted is not None:
         try:
             _adapter(wanted).validate_python(value)
         except ValidationError:
-            return path, f"a {schema['format']} is needed, not {_shown(value)}"
+            return path, f"a {schema['format']} is needed"
     return _size(len(value), schema, path, "Length", "characters")
 
 
@@ -160,7 +161,7 @@ def _find_in_number(value: float, schema: Mapping[str, Any], path: str) -> tuple
         ("exclusiveMaximum", value < schema.get("exclusiveMaximum", math.inf), "less than"),
     ):
         if keyword in schema and not fits:
-            return path, f"{words} {schema[keyword]} is needed, not {_shown(value)}"
+            return path, f"{words} {schema[keyword]} is needed"
     return None
 
 
@@ -188,6 +189,12 @@ def _search(pattern: str, text: str) -> bool:
 def _kind_words(kinds: Any) -> str:
     words = {**_WORDS, **_WORDS_MORE}
     return " or ".join(words.get(kind, str(kind)) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, float) and not value.is_integer():
+        return "a fraction"
+    return next(_kind_words(kind) for kind, fits in _KINDS.items() if fits(value))
 
 
 def _shown(value: Any) -> str:

@@ -182,10 +182,10 @@ def test_a_second_start_under_a_key_says_so(cli: Cli, worker: None) -> None:
     ("arguments", "sentence"),
     [
         (["chekout", "1"], "no live worker has a workflow 'chekout'; there are checkout, nap, stuck, total"),
-        (["checkout", '"visa"', '"x"'], 'checkout: $.cents: an integer is needed, not "x"'),
+        (["checkout", '"visa"', '"x"'], "checkout: $.cents: an integer is needed, not a string"),
         (["checkout"], "checkout needs 'card'"),
-        (["checkout", "visa"], "visa is not JSON; text is written '\"visa\"'"),
-        (["checkout", "card=visa"], "card=visa is not JSON; text is written 'card=\"visa\"'"),
+        (["checkout", "visa"], "value 1 is not JSON; text is written '\"...\"'"),
+        (["checkout", "card=visa"], "card=... is not JSON; text is written 'card=\"...\"'"),
         (["checkout", "card=1", '"x"'], "arguments by place come first"),
         (["checkout", "--kye", "x"], "no such option: --kye"),
         ([], "Missing argument 'WORKFLOW'"),

@@ -352,7 +352,7 @@ async def test_a_start_by_name_is_recorded_by_parameter_name(client: Client, wor
 @pytest.mark.parametrize(
     ("args", "kwargs", "sentence"),
     [
-        (("visa", "x"), {}, r'checkout: \$\.cents: an integer is needed, not "x"'),
+        (("visa", "x"), {}, r"checkout: \$\.cents: an integer is needed, not a string"),
         ((), {"cents": 1}, "checkout needs 'card'"),
         (("visa", 1, 2), {}, "at most 2 arguments"),
         (("visa",), {"card": "b"}, "'card' twice"),

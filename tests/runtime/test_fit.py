@@ -90,26 +90,26 @@ def test_what_pydantic_takes_fits(annotation: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "sentence"),
     [
-        (int, "x", ': an integer is needed, not "x"'),
-        (int, True, ": an integer is needed, not true"),
-        (int, 5.5, ": an integer is needed, not 5.5"),
-        (bool, 1, ": true or false is needed, not 1"),
-        (int | None, "x", ': an integer or null is needed, not "x"'),
-        (list[int], [1, "x"], '[1]: an integer is needed, not "x"'),
-        (list[int], {}, ": an array is needed, not {}"),
-        (tuple[int, str], [1, 2], "[1]: a string is needed, not 2"),
+        (int, "x", ": an integer is needed, not a string"),
+        (int, True, ": an integer is needed, not true or false"),
+        (int, 5.5, ": an integer is needed, not a fraction"),
+        (bool, 1, ": true or false is needed, not an integer"),
+        (int | None, "x", ": an integer or null is needed"),
+        (list[int], [1, "x"], "[1]: an integer is needed, not a string"),
+        (list[int], {}, ": an array is needed, not an object"),
+        (tuple[int, str], [1, 2], "[1]: a string is needed, not an integer"),
         (tuple[int, str], [1], ": at least 2 items are needed, not 1"),
-        (dict[str, int], {"a": "x"}, '.a: an integer is needed, not "x"'),
-        (Colour, "green", ': one of "red", "blue" is needed, not "green"'),
-        (Order, {**ORDER, "rows": [{"cents": "x"}]}, '.rows[0].cents: an integer is needed, not "x"'),
+        (dict[str, int], {"a": "x"}, ".a: an integer is needed, not a string"),
+        (Colour, "green", ': one of "red", "blue" is needed'),
+        (Order, {**ORDER, "rows": [{"cents": "x"}]}, ".rows[0].cents: an integer is needed, not a string"),
         (Order, {"id": ORDER["id"]}, ".rows: is missing"),
-        (Order, {**ORDER, "id": "x"}, '.id: a uuid is needed, not "x"'),
-        (Order, {**ORDER, "paid": "soon"}, '.paid: a date or null is needed, not "soon"'),
+        (Order, {**ORDER, "id": "x"}, ".id: a uuid is needed"),
+        (Order, {**ORDER, "paid": "soon"}, ".paid: a date or null is needed"),
         (Annotated[Cat | Dog, Field(discriminator="kind")], {"kind": "cat", "lives": "x"}, None),
-        (Tree, {"below": [{"below": [1]}]}, ".below[0].below[0]: an object is needed, not 1"),
-        (Annotated[str, Field(pattern="^a+$")], "b", ': "b" does not match ^a+$'),
+        (Tree, {"below": [{"below": [1]}]}, ".below[0].below[0]: an object is needed, not an integer"),
+        (Annotated[str, Field(pattern="^a+$")], "b", ": a string that matches ^a+$ is needed"),
         (Annotated[str, Field(max_length=1)], "bb", ": at most 1 characters are allowed, not 2"),
-        (Annotated[int, Field(gt=0)], 0, ": more than 0 is needed, not 0"),
+        (Annotated[int, Field(gt=0)], 0, ": more than 0 is needed"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_path(annotation: Any, value: Any, sentence: str | None) -> None:
@@ -137,7 +137,7 @@ def test_parameters_share_the_definitions_of_their_function() -> None:
 
     assert (
         misfit({**ORDER, "rows": [1]}, schema["properties"]["order"], schema["$defs"])
-        == ".rows[0]: an object is needed, not 1"
+        == ".rows[0]: an object is needed, not an integer"
     )
     assert (
         misfit([{"cents": None}], schema["properties"]["more"], schema["$defs"])
