@@ -52,17 +52,24 @@ def draw_runs(runs: Sequence[Row], *, short: bool, progress: bool = False) -> Re
 
 
 def draw_run(report: Row) -> RenderableType:
-    """One run: header, journal, what failed and is retried, what it does now or waits for, how it ended.
+    """One run: header, journal, what was asked of it, what failed and is retried, what it does now or waits for, how it
+    ended.
 
     Args:
         report: as of `Inspector.drawn`.
     """
     run = report["run"]
     parts: list[RenderableType] = [_header(run), Text()]
+    requests = report.get("requests") or ()
     if report["journal"]:
-        parts += [_journal(report["journal"]), Text()]
+        parts += [_journal(report["journal"], requests), Text()]
+    drawn = {entry["mailbox_id"] for entry in report["journal"]}
+    for request in requests:
+        if request["id"] not in drawn:
+            parts.append(_sentence("asked", _request(request, run), "yellow"))
+    last_tries = {attempt["key"]: attempt["attempt"] for attempt in report["attempts"]}
     for attempt in report["attempts"]:
-        parts.append(_attempt(attempt))
+        parts.append(_attempt(attempt, last=last_tries[attempt["key"]] == attempt["attempt"]))
     for body in report.get("in_flight") or ():
         parts.append(_sentence("now", f"{body['key']} (attempt {body['attempt']}), since {ago(body['since'])}", "blue"))
     if run["state"] == "waiting":
@@ -132,14 +139,18 @@ def _header(run: Row) -> RenderableType:
     return Group(*lines)
 
 
-def _journal(journal: Sequence[Row]) -> RenderableType:
+def _journal(journal: Sequence[Row], requests: Sequence[Row]) -> RenderableType:
     columns = ("#", "step", "at", "took", "try", "result")
     rows: list[list[Text]] = []
+    who = {request["id"]: request["sent_by"] for request in requests}
+    rewinds = [(entry["to_seq"], entry["seq"]) for entry in journal if entry["kind"] == "rewind"]
+    rewinds += [(request["to_seq"], request["entry"]) for request in requests if request["to_seq"] is not None]
     for entry, before in zip(journal, (None, *journal), strict=False):
         left_out = entry["seq"] - before["seq"] - 1 if before is not None else 0
         if left_out:
             rows.append([Text("…", "dim"), Text(f"{left_out:,} left out: --all draws them", "dim italic")])
-        rows.append(_entry(entry))
+        aside = any(to_seq <= entry["seq"] < seq for to_seq, seq in rewinds)
+        rows.append(_entry(entry, by=who.get(entry["mailbox_id"]), aside=aside))
     if len(rows) > _TABLE_ROWS_MAX:
         return _lines(columns, rows)
     table = _table(*columns)
@@ -148,17 +159,19 @@ def _journal(journal: Sequence[Row]) -> RenderableType:
     return table
 
 
-def _entry(entry: Row) -> list[Text]:
+def _entry(entry: Row, *, by: str | None, aside: bool) -> list[Text]:
     failed = entry["outcome"] != "ok"
     mark = Text("✗ ", "red") if failed else Text("✓ ", "green")
-    took = seconds_between(entry["started_at"], entry["at"])
+    if aside:
+        mark = Text("↶ ", "dim")  # a rewind has set it aside
+    took = seconds_between(entry["started_at"], entry["at"]) if entry["reuses"] is None else None
     return [
         Text(str(entry["seq"]), "dim"),
         mark + Text(entry["key"]),
         Text(_clock(entry["at"]), "dim"),
         Text(duration(took)),
         Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
-        Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry),
+        Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry, by),
     ]
 
 
@@ -176,16 +189,44 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> Renderable
     return Group(*lines)
 
 
-def _result(entry: Row) -> Text:
-    if entry["kind"] == "timer":
+def _result(entry: Row, by: str | None) -> Text:
+    kind = entry["kind"]
+    asked = f", asked by {by}" if by else ""
+    if kind == "timer":
         return Text("timer", "dim")
-    return Text(
-        entry["outcome"] if entry["output"] is None and entry["outcome"] != "ok" else one_line(entry["output"], 80)
-    )
+    if kind == "cancel":
+        return Text(f"cancel{asked}", "yellow")
+    if kind == "rewind":
+        return Text(f"retried: {_set_aside(entry['to_seq'], entry['seq'])}{asked}", "yellow")
+    if entry["output"] is None and entry["outcome"] != "ok":
+        return Text(entry["outcome"])
+    result = Text(one_line(entry["output"], 80))
+    return result.append(f"  of entry {entry['reuses']}", "dim") if entry["reuses"] is not None else result
 
 
-def _attempt(attempt: Row) -> RenderableType:
-    again = f", again {ago(attempt['next_at'])}" if attempt.get("next_at") else ""
+def _set_aside(first: int, rewind: int) -> str:
+    last = rewind - 1
+    if first > last:
+        return "nothing set aside"
+    return f"entry {first} set aside" if first == last else f"entries {first}-{last} set aside"
+
+
+def _request(request: Row, run: Row) -> str:
+    """`cancel by ada (3 s ago)`, and what came of it."""
+    by = f" by {request['sent_by']}" if request["sent_by"] else ""
+    text = f"{request['kind']}{by} ({ago(request['sent_at'])})"
+    if isinstance(request["body"], dict) and request["body"].get("accept"):
+        text += f", accepting {request['body']['accept']}"
+    if request["entry"] is not None:
+        text += f": entry {request['entry']}"
+    elif request["kind"] == "cancel" and run["state"] in ("succeeded", "failed", "continued"):
+        text += ": it came too late"
+    return text
+
+
+def _attempt(attempt: Row, *, last: bool) -> RenderableType:
+    due = moment(attempt["next_at"])
+    again = f", again {ago(attempt['next_at'])}" if last and due is not None and due > dt.datetime.now(dt.UTC) else ""
     return _sentence(
         "retry", f"{attempt['key']} attempt {attempt['attempt']}: {_error_line(attempt['error'])}{again}", "yellow"
     )

@@ -20,6 +20,7 @@ __all__ = [
     "shown_journal",
     "shown_journal_ends",
     "shown_open_attempts",
+    "shown_requests",
     "shown_run",
     "shown_runs",
     "shown_workers",
@@ -47,11 +48,12 @@ select row_to_json(s)::text from (
 """,
 )
 
+# The error of a run that failed and was retried stays in its row until the next end: it is news no more.
 RUN = Statement(
     "runs-read-shown",
     f"""
 select row_to_json(s)::text from (
-    select {_RUN}, p.input, p.output, p.error
+    select {_RUN}, p.input, p.output, case when r.state = 'failed' then p.error end as error
     from {{schema}}.runs r left join {{schema}}.payloads p on p.run_id = r.id
     where r.id = %(run_id)s
 ) s
@@ -61,7 +63,7 @@ select row_to_json(s)::text from (
 # Without the columns that only the engine reads.
 _ENTRY: Final = (
     "j.run_id, j.seq, j.key, j.name, j.kind, j.outcome, j.attempt, j.input, j.output, j.error, j.idempotency_key,"
-    " j.started_at, j.at, j.due_at, j.recorded_at, j.worker"
+    " j.started_at, j.at, j.due_at, j.recorded_at, j.worker, j.mailbox_id, j.to_seq, j.reuses"
 )
 
 # In the order of delivery.
@@ -96,14 +98,32 @@ select row_to_json(s)::text from (
 """,
 )
 
-# Those of steps that have no entry yet.
+# Those of steps that have no entry yet; an entry that a rewind has set aside is of an earlier attempt.
 OPEN_ATTEMPTS = Statement(
     "attempts-list-shown-open",
     """
 select row_to_json(s)::text from (
     select a.* from {schema}.attempts a where a.run_id = %(run_id)s
-        and not exists (select from {schema}.journal j where j.run_id = a.run_id and j.key = a.key)
+        and not exists (select from {schema}.journal j where j.run_id = a.run_id and j.key = a.key
+            and j.attempt >= a.attempt)
     order by a.started_at, a.key, a.attempt
+) s
+""",
+)
+
+# What people asked of it: the last so many (null: all), in their order, each with the seq of the entry that answers it.
+# Those entries have an index of their own: nothing else of the journal is read.
+REQUESTS = Statement(
+    "mailbox-list-shown",
+    """
+select row_to_json(s)::text from (
+    select m.run_id, m.id, m.kind, m.name, m.body, m.sent_at, m.sent_by, a.seq as entry, a.to_seq
+    from (select * from {schema}.mailbox where run_id = %(run_id)s and kind in ('cancel', 'retry')
+        order by id desc limit %(limit)s::bigint) m
+    left join lateral (select j.seq, j.to_seq from {schema}.journal j
+        where j.run_id = m.run_id and j.kind in ('cancel', 'rewind') and j.mailbox_id = m.id order by j.seq limit 1) a
+        on true
+    order by m.id
 ) s
 """,
 )
@@ -166,6 +186,11 @@ def shown_attempts(run_id: UUID) -> Bound:
 def shown_open_attempts(run_id: UUID) -> Bound:
     """Those whose steps have not ended."""
     return OPEN_ATTEMPTS, {"run_id": run_id}
+
+
+def shown_requests(run_id: UUID, limit: int | None = None) -> Bound:
+    """What people asked of it, the last `limit`, each with the `entry` that answers it."""
+    return REQUESTS, {"run_id": run_id, "limit": limit}
 
 
 def shown_in_flight(run_ids: Iterable[UUID]) -> Bound:

@@ -18,6 +18,7 @@ from replaykit.postgres.onlookers import (
     shown_journal,
     shown_journal_ends,
     shown_open_attempts,
+    shown_requests,
     shown_run,
     shown_runs,
     shown_workers,
@@ -35,6 +36,9 @@ FIRST_ENTRIES: Final = 20
 
 LAST_ENTRIES: Final = 180
 """and what came last: together a few screens, whatever its length."""
+
+LAST_REQUESTS: Final = 20
+"""So many of what people asked of it."""
 
 
 class Inspector:
@@ -85,13 +89,20 @@ class Inspector:
         return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(UUID(str(run_id)))))), run_id)
 
     def show(self, run_id: UUID) -> Row:
-        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`."""
-        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id)]
-        runs, journal, attempts = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
-        return {"run": self._one(runs, run_id), "journal": journal, "intents": [], "attempts": attempts}
+        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, `requests`."""
+        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id), shown_requests(run_id)]
+        runs, journal, attempts, requests = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
+        return {
+            "run": self._one(runs, run_id),
+            "journal": journal,
+            "intents": [],
+            "attempts": attempts,
+            "requests": requests,
+        }
 
     def drawn(self, run_id: UUID, *, every: bool = False) -> Row:
-        """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies.
+        """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies,
+        the last `requests`.
 
         Args:
             run_id: which.
@@ -100,9 +111,23 @@ class Inspector:
         journal_of = shown_journal(run_id)
         if not every:
             journal_of = shown_journal_ends(run_id, first=FIRST_ENTRIES, last=LAST_ENTRIES)
-        bounds = [shown_run(run_id), journal_of, shown_open_attempts(run_id), shown_in_flight([run_id])]
-        runs, journal, attempts, in_flight = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
-        return {"run": self._one(runs, run_id), "journal": journal, "attempts": attempts, "in_flight": in_flight}
+        bounds = [
+            shown_run(run_id),
+            journal_of,
+            shown_open_attempts(run_id),
+            shown_in_flight([run_id]),
+            shown_requests(run_id, LAST_REQUESTS),
+        ]
+        runs, journal, attempts, in_flight, requests = self._ask(
+            lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
+        )
+        return {
+            "run": self._one(runs, run_id),
+            "journal": journal,
+            "attempts": attempts,
+            "in_flight": in_flight,
+            "requests": requests,
+        }
 
     def workers(self, *, stopped: bool = False) -> list[Row]:
         """Rows of `workers`, oldest first, each with `state` and how many runs it has (`running`)."""

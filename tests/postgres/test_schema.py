@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from replaykit.postgres import database, journal, leases, migrate, onlookers, runs
+from replaykit.postgres import database, journal, leases, mailbox, migrate, onlookers, runs
 from replaykit.postgres.database import Database
 from replaykit.postgres.schema import REVISION, REVISIONS, Statement, done_channel, quote_name, work_channel
-from replaykit.replay.entries import Finish, Kind, Outcome, State
+from replaykit.replay.entries import Attempt, Finish, Kind, MailKind, Outcome, State
 from replaykit.runtime.ids import new_id
 from tests.postgres.store import Store, step, unit
 
@@ -69,7 +69,7 @@ INDEXES = {
 
 def statements() -> list[Statement]:
     """Every statement of the package."""
-    modules = (database, journal, leases, onlookers, runs)
+    modules = (database, journal, leases, mailbox, onlookers, runs)
     return [value for module in modules for value in vars(module).values() if isinstance(value, Statement)]
 
 
@@ -119,7 +119,12 @@ def test_every_table_and_every_enumerated_column_is_explained_where_people_look(
     )
 
     assert {"runs", "payloads", "journal", "attempts", "workers", "mailbox"} <= described.keys()
-    for column, values in (("runs.state", State), ("journal.kind", Kind), ("journal.outcome", Outcome)):
+    for column, values in (
+        ("runs.state", State),
+        ("journal.kind", Kind),
+        ("journal.outcome", Outcome),
+        ("mailbox.kind", MailKind),
+    ):
         assert all(value.value in described[column] for value in values), described[column]
 
 
@@ -219,6 +224,7 @@ def test_a_role_with_only_dml_rights_runs_every_statement(store: Store, worker_r
 
     store.admin.execute(sql.SQL("set role {}").format(role))
     assert store.admin.execute("select start('wf', '[]', 'k') = start('wf', '[]', 'k')").fetchone() == (True,)
+    assert store.admin.execute("select cancel(start('wf', '[]', 'k'), by => 'ada')").fetchone() == ("cancelled",)
     for forbidden in ("update journal set seq = 2", "delete from journal", "create table replaykit.t (i int)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             store.admin.execute(forbidden)
@@ -242,12 +248,17 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         *runs.start_runs([runs.StartRow(new_id(), "wf", "{}", key="x")]),
         *runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token),
         journal.write_units([done]),
+        journal.write_units([unit(late, attempts=[Attempt("s", 1, 1, 2, 3, 1, 1, error="{}")])]),
         journal.recheck([done]),
         journal.unlocked([done]),
         journal.write_entry(unit(late, step(1))),
         journal.read_journal(late.id, late.token, 0),
         runs.renew_token(late.id, late.token, token),
+        runs.read_mail(store.worker),
         runs.hold_run(late.id, token, "x"),
+        mailbox.retry(late.id),
+        mailbox.cancel(late.id),
+        runs.cancel_run(late.id, token),
         runs.promote_due(),
         *runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token, suspects=[]),
         runs.clear_suspect(late.id, token),
