@@ -1,0 +1,369 @@
+"""Executes runs in this event loop, on virtual time: the worker's part, without threads of its own, leases or polling.
+
+The executors, drivers and executions are those of production; what they write goes to a `Memory`. A run that waits for
+time leaves memory at once, so every wait is followed by a replay of the run from the top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+from uuid import UUID
+
+from typing_extensions import override
+
+from replaykit.errors import ConfigurationError, OutsideRun, ReplaykitError, WorkflowUnknown
+from replaykit.limits import Settings
+from replaykit.postgres.runs import RunResult
+from replaykit.replay.calls import CURRENT_STEP, Workflow
+from replaykit.replay.driver import Phase, StartBody
+from replaykit.replay.entries import ClaimedRun, Entry, State, Unit
+from replaykit.replay.execution import current_execution
+from replaykit.replay.requests import CallStep
+from replaykit.replay.tags import remember_modules
+from replaykit.runtime.executor import Body, Executor, Shop
+from replaykit.runtime.ids import write_ids
+from replaykit.runtime.timeouts import TimeIsUp, seconds_left
+from replaykit.runtime.watcher import ENDED
+from replaykit.runtime.writer import Answer
+from replaykit.testing.clock import VirtualClock, moment_of
+from replaykit.testing.memory import Memory
+from replaykit.testing.stubs import Stubs
+
+__all__ = ["Engine", "WaitsForTime"]
+
+SETTINGS: Final = Settings(evict_after_seconds=0)
+"""A run that waits leaves memory, however short the wait is."""
+
+
+class WaitsForTime(ReplaykitError):
+    """`result()` of a run that goes on only when virtual time does: `await client.sleep(...)`."""
+
+
+class _Executor(Executor):
+    """An executor that is woken by virtual time alone, and calls stubs."""
+
+    engine: Engine
+
+    @override
+    def _arm(self, wake_at: int | None, now: int) -> None:
+        """The engine tells every executor when time has moved."""
+
+    @override
+    def _start_body(self, action: StartBody, started_at: int) -> None:
+        self.engine.begins(self.run.id, action)
+        super()._start_body(action, started_at)
+
+
+class Engine:
+    """What a testing client and its twins share.
+
+    Args:
+        clock: virtual time.
+        stubs: what is called instead of bodies.
+        resources: of `step.current()`.
+    """
+
+    def __init__(self, clock: VirtualClock, stubs: Stubs, resources: Any) -> None:
+        self.memory = Memory()
+        self.clock = clock
+        self.stubs = stubs
+        self.calls: dict[UUID, dict[str, CallStep]] = {}  # each step's last call whose body began
+        self.tries: dict[UUID, Counter[str]] = {}  # the attempt that it was
+        self.client: Any = None
+        self._resources = resources
+        self._workflows: dict[str, Workflow[..., Any]] = {}
+        self._host: asyncio.AbstractEventLoop | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Everything that belongs to one event loop."""
+        self._executors: dict[UUID, _Executor] = {}
+        self._resting: Counter[int] = Counter()  # by id: bodies that wait for time, or for another run
+        self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
+        self._onlookers: list[asyncio.Future[None]] = []
+        self._turn_due = False
+        self._moving = 0
+        self._mover = asyncio.Lock()
+        self._shop: Shop | None = None
+
+    # ------------------------------------------------------------------ what clients ask
+
+    def enter(self) -> None:
+        """Every question begins here: the engine moves to the running event loop.
+
+        Raises:
+            ConfigurationError: it executes on another loop that is still running.
+            OutsideRun: this is a workflow's own code.
+        """
+        if current_execution() is not None:
+            raise OutsideRun("the testing client inside of a workflow's own code: do this in a step")
+        host = asyncio.get_running_loop()
+        if host is self._host:
+            return
+        if self._host is not None and self._host.is_running():
+            raise ConfigurationError("this testing client executes runs on another event loop: make one for each")
+        self.close()
+        self._host = host
+
+    def know(self, workflows: Iterable[Workflow[..., Any]]) -> None:
+        """Runs of these workflows can be executed.
+
+        Raises:
+            ConfigurationError: another one of that name is known.
+        """
+        for workflow in workflows:
+            other = self._workflows.setdefault(workflow.name, workflow)
+            if other is not workflow:
+                raise ConfigurationError(
+                    f"two workflows are called {workflow.name!r}, in {other.module} and in {workflow.module}: "
+                    "give one another name with @workflow(name=...)"
+                )
+
+    def workflow(self, name: str) -> Workflow[..., Any]:
+        """The workflow of a name.
+
+        Raises:
+            WorkflowUnknown: nobody has named it.
+        """
+        found = self._workflows.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._workflows)) or "none"
+            raise WorkflowUnknown(
+                f"this testing client does not know the workflow {name!r} (it knows {known}): "
+                "start it by the function, or name it in Client(workflows=[...])"
+            )
+        return found
+
+    def work(self) -> None:
+        """Look for runs that want a worker, soon."""
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    async def end_of(self, run_id: UUID) -> RunResult | None:
+        """Wait for a run's end; None: no such run.
+
+        Raises:
+            WaitsForTime: nothing will happen before virtual time moves, and this is not the code of a body.
+        """
+        with self._rest() as inside:
+            while True:
+                result = self.memory.result(run_id)
+                if result is None or result.state in ENDED:
+                    return result
+                if not inside and not self._moving and not self._busy():
+                    raise WaitsForTime(self._what_it_waits_for(run_id))
+                await self._change()
+
+    async def sleep_until(self, due: int) -> None:
+        """Move virtual time, and run all that is due on the way, in order. In a body: wait until others have moved it."""
+        with self._rest() as inside:
+            if inside:
+                await self._sleep_in_body(due)
+                return
+            self._moving += 1
+            try:
+                async with self._mover:
+                    await self._move(due)
+            finally:
+                self._moving -= 1
+                self._tell()
+
+    async def _sleep_in_body(self, due: int) -> None:
+        body = self._body()
+        left = None if body is None or body.call.timeout is None else seconds_left(body.call.timeout, body.started_at)
+        deadline = due if body is None or left is None else body.started_at + int(left * 1_000_000)
+        future = self._loop.create_future()
+        self._sleepers.append((min(due, deadline), future))
+        await future
+        if deadline < due:
+            raise TimeIsUp  # of the step's `timeout=`, which counts real time where the body takes that
+
+    def _body(self) -> Body | None:
+        """The body whose code this is."""
+        info = CURRENT_STEP.get()
+        executor = None if info is None else self._executors.get(info.run_id)
+        return None if info is None or executor is None else executor.bodies.get(info.key)
+
+    def wake(self, run_id: UUID) -> None:
+        """Others have written to the run."""
+        executor = self._executors.get(run_id)
+        row = self.memory.rows[run_id]
+        if executor is not None and row.state == State.RUNNING:
+            self._loop.call_soon(executor.mail, row.wakes, list(row.mailbox))
+        self.work()
+
+    def close(self) -> None:
+        """Leave the event loop: runs in memory go back to be claimed anew, their bodies are stopped."""
+        shop = self._shop
+        for executor in list(self._executors.values()):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and took its tasks along
+                executor.drop()
+            self.memory.release(executor.run.id, self.clock.now())
+        if shop is not None:
+            shop.threads.shutdown(wait=False, cancel_futures=True)
+        self._host = None
+        self._forget()
+
+    # ------------------------------------------------------------------ time
+
+    async def _move(self, target: int) -> None:
+        await self._settle()
+        while (due := self._next_due()) is not None and due <= target:
+            self.clock.move(due)
+            self.work()
+            await self._settle()
+        self.clock.move(target)
+
+    def _next_due(self) -> int | None:
+        """When something happens next."""
+        dues = [self.memory.next_due(), *(due for due, future in self._sleepers if not future.done())]
+        dues += [e.driver.next_wake for e in self._executors.values() if e.driver is not None]
+        return min((due for due in dues if due is not None), default=None)
+
+    async def _settle(self) -> None:
+        """Wait until nothing more happens at this moment of virtual time: bodies are real, and take real time."""
+        while self._busy():
+            await self._change()
+
+    def _busy(self) -> bool:
+        return self._turn_due or any(not self._rests(executor) for executor in self._executors.values())
+
+    def _rests(self, executor: Executor) -> bool:
+        """Whether nothing of the run happens before time moves or another run ends: all its bodies wait for that."""
+        driver = executor.driver
+        if driver is None or driver.unit is not None or not executor.bodies:
+            return False
+        return all(self._resting[id(body)] > 0 for body in executor.bodies.values())
+
+    @contextlib.contextmanager
+    def _rest(self) -> Iterator[bool]:
+        """Whether the code that waits here is a body's; if so, virtual time may move meanwhile."""
+        body = self._body()
+        if body is None:
+            yield False
+            return
+        self._resting[id(body)] += 1
+        self._tell()
+        try:
+            yield True
+        finally:
+            self._resting[id(body)] -= 1
+
+    def _what_it_waits_for(self, run_id: UUID) -> str:
+        row = self.memory.rows[run_id]
+        of = f"run {run_id} of {row.workflow}"
+        due = self._next_due()
+        if due is None:
+            return f"{of} is {row.state}, and nothing that is known here will make it go on"
+        waits = f"waits ({row.waiting_for})" if row.state == State.WAITING else "has a step that waits"
+        until = row.available_at if row.state == State.WAITING and row.available_at is not None else due
+        return (
+            f"{of} {waits} until {moment_of(until).isoformat()}, and virtual time stands still at "
+            f"{moment_of(self.clock.now()).isoformat()}: move it with "
+            f"`await client.sleep({moment_of(until) - moment_of(self.clock.now())!r})`"
+        )
+
+    # ------------------------------------------------------------------ runs
+
+    def _turn(self) -> None:
+        """A plain callback: wake what is due, take what is free."""
+        self._turn_due = False
+        now = self.clock.now()
+        for due, future in self._sleepers:
+            if due <= now and not future.done():
+                future.set_result(None)
+        self._sleepers = [(due, future) for due, future in self._sleepers if not future.done()]
+        for executor in list(self._executors.values()):
+            executor.tick()
+        self.memory.promote(now)
+        for run in self.memory.claim(now):
+            executor = self._executors[run.id] = _Executor(self._open(), run, self._workflows[run.workflow])
+            executor.engine = self
+            executor.begin()
+        self._tell()
+
+    def _open(self) -> Shop:
+        if self._shop is None:
+            self._shop = Shop(
+                settings=SETTINGS,
+                clock=self.clock,
+                put=self._put,
+                journals=self,
+                threads=ThreadPoolExecutor(SETTINGS.threads, thread_name_prefix="replaykit-step"),
+                new_id=write_ids(),
+                valid=lambda: True,
+                congested=lambda: False,
+                left=self._left,
+                resources=self._resources,
+                client=self.client,
+            )
+        return self._shop
+
+    def begins(self, run_id: UUID, action: StartBody) -> None:
+        """A body is about to begin: remember its call, and put a stub in its place."""
+        call = action.call
+        self.calls.setdefault(run_id, {})[call.key] = call
+        self.tries.setdefault(run_id, Counter())[call.key] = action.attempt
+        self.stubs.replace(call)
+
+    def _put(self, unit: Unit, answer: Answer) -> None:
+        self._loop.call_soon(self._write, unit, answer)
+
+    def _write(self, unit: Unit, answer: Answer) -> None:
+        verdict, words = self.memory.write(unit, self.clock.now())
+        answer(verdict, words)
+        self._tell()
+
+    def _left(self, executor: Executor, phase: Phase) -> None:
+        """A run is no longer in memory."""
+        if self._executors.get(executor.run.id) is executor:
+            del self._executors[executor.run.id]
+        if self.memory.rows[executor.run.id].state == State.PENDING:
+            self.work()
+        self._tell()
+
+    async def _change(self) -> None:
+        """Wait until something has happened."""
+        future = self._loop.create_future()
+        self._onlookers.append(future)
+        await future
+
+    def _tell(self) -> None:
+        onlookers, self._onlookers = self._onlookers, []
+        for future in onlookers:
+            if not future.done():
+                future.set_result(None)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        assert self._host is not None, "the engine was not entered"
+        return self._host
+
+    def begin_run(self) -> None:
+        """Errors of classes that are loaded by now are rebuilt from the journal, as those of a worker's modules are."""
+        remember_modules()
+        self.work()
+
+    # ------------------------------------------------------------------ journals, for executors
+
+    async def page(self, run: ClaimedRun, after_seq: int) -> list[Entry] | None:
+        """A claim hands over the whole journal: there is no next page."""
+        return []
+
+    async def renew_token(self, run: ClaimedRun) -> ClaimedRun | None:
+        """A new token for the run."""
+        return self.memory.renew(run.id, run.token)
+
+    async def hold(self, run: ClaimedRun, reason: str) -> None:
+        """Hold the run at once."""
+        self.memory.hold(run, reason, self.clock.now())
+
+    async def cancel(self, run: ClaimedRun) -> None:
+        """End the run as cancelled at once."""
+        self.memory.end_cancelled(run, self.clock.now())
