@@ -339,11 +339,13 @@ returning wakes
 """,
 )
 
-# Stop for a person whatever the mailbox says: a defect or a refusal that no message mends.
+# Stop for a person: a defect or a refusal that no message mends. One that has come meanwhile must still be read: it may be
+# a request to end.
 HOLD = Statement(
     "runs-hold-fenced",
     """
-update {schema}.runs set state = 'held', reason = %(reason)s, lease_token = null, worker = null
+update {schema}.runs set state = case when wakes = coalesce(%(wakes)s::bigint, wakes) then 'held' else 'pending' end,
+    reason = case when wakes = coalesce(%(wakes)s::bigint, wakes) then %(reason)s end, lease_token = null, worker = null
 where id = %(run_id)s and lease_token = %(token)s returning id
 """,
 )
@@ -539,11 +541,11 @@ def clear_suspect(run_id: UUID, token: UUID) -> Bound:
     return CLEAR, {"run_id": run_id, "token": token}
 
 
-def hold_run(run_id: UUID, token: UUID, reason: str) -> Bound:
-    """Returns a row, or none if the lease is another's."""
+def hold_run(run_id: UUID, token: UUID, reason: str, wakes: int | None = None) -> Bound:
+    """Returns a row, or none if the lease is another's. If the run's `wakes` has moved on from this one, it is pending."""
     # Postgres text takes no NUL and UTF-8 no lone surrogate; the reason must get through whatever it quotes.
     clean = reason.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode()
-    return HOLD, {"run_id": run_id, "token": token, "reason": clean}
+    return HOLD, {"run_id": run_id, "token": token, "reason": clean, "wakes": wakes}
 
 
 def find_run(ref: str) -> Bound:

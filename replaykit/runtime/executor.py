@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import datetime as dt
 import functools
 import time
 from collections.abc import Callable, Coroutine
@@ -30,11 +31,13 @@ from replaykit.replay.driver import (
     error_outcome,
     result_outcome,
 )
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Unit, Verdict
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Mail, MailKind, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.logged import bind_body, run_context
+from replaykit.runtime.retries import Tried, judge, looks_at_results
+from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
 from replaykit.runtime.writer import MAY_NEST, Answer
 
 __all__ = ["Body", "Executor", "Shop"]
@@ -52,24 +55,45 @@ class Journals(Protocol):
         """The next entries of a long journal; empty at its end, None if the lease is another's."""
 
     async def renew_token(self, run: ClaimedRun) -> ClaimedRun | None:
-        """A new token for the run, by a statement of its own, and its `wakes`; None: the lease is another's."""
+        """A new token for the run, by a statement of its own, and what stands under it; None: the lease is another's."""
 
     async def hold(self, run: ClaimedRun, reason: str) -> None:
-        """Hold the run at once."""
+        """Hold the run at once; pending instead if others have written to it since its `wakes` was read."""
+
+    async def cancel(self, run: ClaimedRun) -> None:
+        """End the run as cancelled at once."""
 
 
 @dataclass(slots=True)
 class Body:
     """A body that is running (or a thread's that was given up and has not ended)."""
 
-    call: CallStep
-    attempt: int
+    start: StartBody
     started_at: int
-    task: asyncio.Task[None] | Future[Any]
-    is_async: bool
     context: contextvars.Context
+    task: asyncio.Task[None] | Future[Any] | None = None  # None: about to be made
+    is_async: bool = False
     stopping: bool = False  # cancelled by this worker's drain: it will run again
-    given_up: bool = False  # cancelled by the code: its outcome no longer counts
+    given_up: bool = False  # its outcome no longer counts
+    timed_out: bool = False  # of a thread: what it still leaves is dropped
+    lingers: bool = False  # ... and the next try waits for its end
+    deadline: float | None = None  # of its `timeout=`, on the event loop's clock
+    timer: asyncio.TimerHandle | None = None  # rings then, for a thread
+
+    @property
+    def call(self) -> CallStep:
+        """Whose body it is."""
+        return self.start.call
+
+    @property
+    def attempt(self) -> int:
+        """Which try."""
+        return self.start.attempt
+
+    def cancel(self) -> None:
+        """Stop it, if that can be done."""
+        if self.task is not None:
+            self.task.cancel()
 
 
 @dataclass(slots=True)
@@ -113,6 +137,7 @@ class Executor:
         self._holding: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None  # with the bodies of a held run
         self.postponed: list[StartBody] = []
+        self._mail: tuple[int, list[Mail]] | None = None  # came while the journal was read
         self._draining = False
         self._left = False
 
@@ -150,12 +175,23 @@ class Executor:
         for body in self.bodies.values():
             if body.is_async and not body.stopping:
                 body.stopping = True
-                body.task.cancel()
+                body.cancel()
 
     def tick(self) -> None:
         """Look again: time went on, the lease is valid again, or the backlog is gone."""
         if self.driver is not None and self._loading is None:
             self._tell(self.driver.tick)
+
+    def mail(self, wakes: int, letters: list[Mail]) -> None:
+        """Others have written to the run: all of its mailbox, as of these `wakes`."""
+        run = self.run
+        if self._left or wakes <= run.wakes:
+            return
+        run.mail = letters
+        if self.driver is not None and self._loading is None:
+            self._tell(self.driver.mail, wakes, letters)
+        else:
+            self._mail = wakes, letters
 
     def drop(self) -> None:
         """The lease is gone: forget the run, cancel its bodies, write nothing."""
@@ -164,7 +200,7 @@ class Executor:
 
     # ------------------------------------------------------------------ replay
 
-    def _new_driver(self, run: ClaimedRun) -> Driver | None:
+    def _new_driver(self, run: ClaimedRun, *, again: bool = False) -> Driver | None:
         info = self.workflow.info
         try:
             args, kwargs = info.decode_arguments(run.input, {})
@@ -184,7 +220,7 @@ class Executor:
             on_outside=self._held_from_outside,
             context=run_context(run.id, self.workflow.name),
         )
-        return Driver(run, execution, new_id=self.shop.new_id, settings=self.shop.settings)
+        return Driver(run, execution, new_id=self.shop.new_id, settings=self.shop.settings, again=again)
 
     def _held_from_outside(self) -> None:
         """In a foreign thread."""
@@ -194,7 +230,7 @@ class Executor:
         """Replay a long journal, page by page and in slices, so that the worker's loop stays alive."""
         driver: Driver | None = None
         try:
-            driver = self._new_driver(run)
+            driver = self._new_driver(run, again=old is not None)
             if driver is None:
                 return
             entries, run.entries = run.entries, []
@@ -258,6 +294,9 @@ class Executor:
     def _ready(self, driver: Driver) -> None:
         self.driver = driver
         self._tell(functools.partial(driver.begin, draining=self._draining))
+        mail, self._mail = self._mail, None
+        if mail is not None and mail[0] > self.run.wakes:
+            self.mail(*mail)
 
     # ------------------------------------------------------------------ obeying
 
@@ -364,7 +403,10 @@ class Executor:
     async def _hold(self, run: ClaimedRun, reason: str) -> None:
         while True:
             try:
-                await self.shop.journals.hold(run, reason)
+                if _asked_to_end(self.run.mail):  # its code cannot be told, so it ends as asked
+                    await self.shop.journals.cancel(run)
+                else:
+                    await self.shop.journals.hold(run, reason)
                 break
             except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
                 log.exception("run_not_held", run_id=str(run.id))
@@ -397,6 +439,11 @@ class Executor:
             self.postponed.append(action)
             return
         call = action.call
+        left = None if call.timeout is None else seconds_left(call.timeout, started_at)
+        if left is not None and left <= 0 and isinstance(call.timeout, dt.datetime):
+            outcome = timed_out(call, action.attempt, started_at)
+            self._host.call_soon(self._ended, call.key, None, outcome)
+            return
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
         except Exception as error:
@@ -413,89 +460,167 @@ class Executor:
             self.shop.client,
         )
         assert call.context is not None
-        context = call.context.copy()
+        body = self.bodies[call.key] = Body(action, started_at, call.context.copy())
         if call.info.is_async:
-            task = self._host.create_task(self._run_async(call, args, kwargs, info, started_at), context=context)
-            self.bodies[call.key] = Body(call, action.attempt, started_at, task, True, context)
-            return
-        # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
-        work = self.shop.threads.submit(
-            context.run, _run_sync, call, args, kwargs, info, started_at, self.shop.settings
-        )
-        body = self.bodies[call.key] = Body(call, action.attempt, started_at, work, False, context)
-        self.shop.threads_alive[id(body)] = body
-        work.add_done_callback(lambda done: self._thread_done(call.key, body, done))
+            body.is_async = True
+            body.deadline = None if left is None else self._host.time() + left
+            body.task = self._host.create_task(self._run_async(body, args, kwargs, info), context=body.context)
+        else:
+            self._run_thread(body, args, kwargs, info, left)
 
-    async def _run_async(
-        self, call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, started_at: int
+    def _run_thread(
+        self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, left: float | None
     ) -> None:
+        began = None
+        if left is not None:
+            if isinstance(body.call.timeout, dt.datetime):
+                self._ring(body, left)
+            else:  # the wait for a thread does not count
+                began = functools.partial(self._host.call_soon_threadsafe, self._ring, body, left)
+        # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
+        work = body.task = self.shop.threads.submit(
+            body.context.run, _run_sync, body, args, kwargs, info, self.shop.settings, began
+        )
+        self.shop.threads_alive[id(body)] = body
+        work.add_done_callback(lambda done: self._thread_done(body, done))
+
+    async def _run_async(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo) -> None:
         CURRENT_STEP.set(info)
         bind_body(info.key, info.attempt)
-        await self._await_outcome(call, call.function, args, kwargs, started_at)
+        await self._await_outcome(body, body.call.function, args, kwargs)
 
     async def _await_outcome(
-        self,
-        call: CallStep,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        started_at: int,
+        self, body: Body, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        call = body.call
+        tried: Tried | None = None
         try:
-            value = await function(*args, **kwargs)
-            outcome = result_outcome(call.info, value, started_at, self.shop.settings)
+            if body.deadline is None:
+                value = await function(*args, **kwargs)
+            else:
+                value = await within(body.deadline, function, args, kwargs)
+            outcome = result_outcome(call.info, value, body.started_at, self.shop.settings)
+            if call.retry is not None and outcome.error is None and looks_at_results(call.retry):
+                tried = Tried(outcome, None, value)
+        except TimeIsUp:
+            outcome = timed_out(call, body.attempt, body.started_at)
+            tried = Tried(outcome, outcome.value) if call.retry is not None else None
         except asyncio.CancelledError as error:
-            running = self.bodies.get(call.key)
-            if running is not None and running.stopping:
+            if body.stopping and self.bodies.get(call.key) is body:
                 self._host.call_soon(self._stopped, call.key)
                 return
-            outcome = error_outcome(error, started_at)
+            outcome = error_outcome(error, body.started_at)
+            tried = Tried(outcome, error) if call.retry is not None else None
         except BaseException as error:
-            outcome = error_outcome(error, started_at)
+            outcome = error_outcome(error, body.started_at)
+            tried = Tried(outcome, error) if call.retry is not None else None
+        if tried is None:
+            self._tried(body, outcome, None)
+            return
+        try:
+            await self._judge(body, tried)
+        finally:
+            tried = None  # its error holds this frame
+
+    def _tried(self, body: Body, outcome: BodyOutcome, wait: float | None) -> None:
+        """Tell the driver, from inside a host task."""
         if MAY_NEST:
-            self._ended(call.key, asyncio.current_task(), outcome)
+            self._ended(body.call.key, body, outcome, wait)
         else:
-            self._host.call_soon(self._ended, call.key, asyncio.current_task(), outcome)
+            self._host.call_soon(self._ended, body.call.key, body, outcome, wait)
 
-    def _thread_done(self, key: str, body: Body, done: Future[Any]) -> None:
+    async def _judge(self, body: Body, tried: Tried) -> None:
+        """Ask `retry=` what to make of a try; in a task of the body's context, as the strategies may be coroutines."""
+        if body.given_up:
+            return
+        try:
+            outcome, wait = await judge(body.start, tried, self.shop.clock.now())
+        except asyncio.CancelledError:
+            if body.stopping and body.timed_out and id(body) in self.shop.threads_alive:
+                body.is_async = False  # what cannot be stopped is waited for
+            elif body.stopping and self.bodies.get(body.call.key) is body:
+                self._host.call_soon(self._stopped, body.call.key)
+            return
+        self._tried(body, outcome, wait)
+
+    def _ring(self, body: Body, seconds: float) -> None:
+        """From now on so long."""
+        body.deadline = self._host.time() + seconds
+        if self.bodies.get(body.call.key) is body and not body.is_async:
+            body.timer = self._host.call_later(seconds, self._thread_timed_out, body)
+
+    def _thread_timed_out(self, body: Body) -> None:
+        """The thread runs on, and nobody waits for it but the next try."""
+        work = body.task
+        if self.bodies.get(body.call.key) is not body or body.is_async or work is None or work.done():
+            return
+        body.timed_out = True
+        work.cancel()  # if it has not begun
+        outcome = timed_out(body.call, body.attempt, body.started_at)
+        if body.call.retry is None:
+            self._ended(body.call.key, body, outcome)
+        else:
+            self._go_on_here(body, self._judge(body, Tried(outcome, outcome.value)))
+
+    def _go_on_here(self, body: Body, coroutine: Coroutine[Any, Any, None]) -> None:
+        """What is left of a thread's body is a task of the host's loop. Its thread may still be in its context: a copy."""
+        body.is_async = True
+        body.task = self._host.create_task(coroutine, context=body.context.copy())
+
+    def _thread_done(self, body: Body, done: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has outlived the worker and its loop
-            self._host.call_soon_threadsafe(self._thread_ended, key, body, done)
+            self._host.call_soon_threadsafe(self._thread_ended, body, done)
 
-    def _thread_ended(self, key: str, body: Body, done: Future[Any]) -> None:
+    def _thread_ended(self, body: Body, done: Future[Any]) -> None:
         self.shop.threads_alive.pop(id(body), None)
+        if body.timer is not None:
+            body.timer.cancel()
+        key = body.call.key
+        current = self.bodies.get(key) is body
+        if body.lingers and self.driver is not None:
+            self._tell(self.driver.thread_ended, key)
         if done.cancelled():  # it had not begun
-            if self.bodies.get(key) is body:
+            if current and not body.timed_out:
                 self._stopped(key)
             return
         error = done.exception()
         result = error_outcome(error, body.started_at) if error is not None else done.result()
-        if isinstance(result, BodyOutcome):
-            self._ended(key, body.task, result)
-        elif self.bodies.get(key) is not body or body.stopping:
-            result.close()  # given up meanwhile
-            if body.stopping:
+        if body.timed_out or body.stopping or not current:  # what it leaves is not wanted any more
+            if isinstance(result, Coroutine):
+                result.close()
+            if body.stopping and current and not body.is_async:
                 self._stopped(key)
+        elif isinstance(result, BodyOutcome):
+            self._ended(key, body, result)
+        elif isinstance(result, Tried):
+            self._go_on_here(body, self._judge(body, result))
         else:
             # A plain function around an async one, as many decorators leave it: the rest is awaited here.
-            body.is_async = True
-            body.task = self._host.create_task(self._run_rest(body, result), context=body.context)
+            self._go_on_here(body, self._run_rest(body, result))
 
     async def _run_rest(self, body: Body, coroutine: Coroutine[Any, Any, Any]) -> None:
         async def rest() -> Any:
             return await coroutine
 
-        await self._await_outcome(body.call, rest, (), {}, body.started_at)
+        await self._await_outcome(body, rest, (), {})
 
-    def _ended(self, key: str, task: Any, outcome: BodyOutcome) -> None:
-        body = self.bodies.get(key)
+    def _ended(self, key: str, body: Body | None, outcome: BodyOutcome, wait: float | None = None) -> None:
+        """A try has an outcome: final, or (`wait` seconds) to be followed by another. `body` None: it never began."""
+        lingers = False
         if body is not None:
-            if task is not None and body.task is not task:
+            if self.bodies.get(key) is not body:
                 return
             del self.bodies[key]
-            if body.given_up:
-                return
-        if self.driver is not None:
-            self._tell(self.driver.body_ended, key, outcome)
+            if body.timed_out and id(body) in self.shop.threads_alive:
+                body.given_up = True
+                lingers = body.lingers = wait is not None
+        driver = self.driver
+        if driver is None:
+            return
+        if wait is None:
+            self._tell(driver.body_ended, key, outcome)
+        else:
+            self._tell(functools.partial(driver.body_failed, lingering=lingers), key, outcome, wait)
 
     def _stopped(self, key: str) -> None:
         self.bodies.pop(key, None)
@@ -507,24 +632,40 @@ class Executor:
         body = self.bodies.pop(key, None)
         if body is not None:
             body.given_up = True
-            body.task.cancel()
+            if body.timer is not None:
+                body.timer.cancel()
+            body.cancel()
 
 
 def _run_sync(
-    call: CallStep,
+    body: Body,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     info: StepInfo,
-    started_at: int,
     settings: Settings,
-) -> BodyOutcome | Coroutine[Any, Any, Any]:
-    """A sync body, in a thread; also encodes its outcome there. A coroutine that it returned is for the loop to await."""
+    began: Callable[[], object] | None,
+) -> BodyOutcome | Tried | Coroutine[Any, Any, Any]:
+    """A sync body, in a thread; also encodes its outcome there. `Tried`: `retry=` is to be asked; a coroutine that the
+    body returned is for the loop to await."""
+    if began is not None:
+        began()
     CURRENT_STEP.set(info)
     bind_body(info.key, info.attempt)
+    call = body.call
     try:
         value = call.function(*args, **kwargs)
     except BaseException as error:
-        return error_outcome(error, started_at)
+        outcome = error_outcome(error, body.started_at)
+        return outcome if call.retry is None else Tried(outcome, error)
     if isinstance(value, Coroutine):
         return value
-    return result_outcome(call.info, value, started_at, settings)
+    outcome = result_outcome(call.info, value, body.started_at, settings)
+    if outcome.error is None and call.retry is not None and looks_at_results(call.retry):
+        return Tried(outcome, None, value)
+    return outcome
+
+
+def _asked_to_end(letters: list[Mail]) -> bool:
+    """Whether the last word of others is a request to end."""
+    asked = [letter.kind for letter in letters if letter.kind in (MailKind.CANCEL, MailKind.RETRY)]
+    return bool(asked) and asked[-1] == MailKind.CANCEL

@@ -7,24 +7,81 @@ could not be recorded (`error.response`).
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import math
 import reprlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from replaykit.errors import ResultRejected
+from replaykit.replay.driver import BodyOutcome, StartBody, error_outcome
+from replaykit.replay.entries import Outcome
+from replaykit.runtime.timeouts import microseconds
 
 if TYPE_CHECKING:
     from tenacity import BaseRetrying
 
-__all__ = ["WAIT_SECONDS_MAX", "decide", "looks_at_results", "rejected"]
+__all__ = ["WAIT_SECONDS_MAX", "Decision", "Tried", "decide", "judge", "looks_at_results", "rejected"]
 
 WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 """A longer wait is this one: a hundred years, well before the end of Postgres' and Python's calendars."""
 
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
+
+
+@dataclass(slots=True)
+class Tried:
+    """A try that has ended: what would be recorded of it, and the live error or result that `retry=` is asked with."""
+
+    outcome: BodyOutcome
+    error: BaseException | None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the strategies say: whether the outcome stands, and if not, the wait before the next try (None: there is none)."""
+
+    stands: bool
+    wait_seconds: float | None
+
+
+_STANDS: Final = Decision(True, None)
+
+
+async def judge(start: StartBody, tried: Tried, now: int) -> tuple[BodyOutcome, float | None]:
+    """The outcome to record of a try, and how many seconds to wait before the next one; None: the outcome is final.
+
+    A result that is rejected becomes `ResultRejected`; what a strategy raises becomes the step's error.
+    """
+    call, outcome = start.call, tried.outcome
+    assert call.retry is not None
+    first_at = outcome.started_at if start.first_at is None else start.first_at
+    try:
+        decision = await decide(
+            call.retry,
+            tries=start.tries,
+            elapsed_seconds=max(0, now - first_at) / 1_000_000,
+            idle_seconds=start.idle_seconds,
+            error=tried.error,
+            value=tried.value,
+            function=call.function,
+        )
+    except Exception as failure:
+        return error_outcome(failure, outcome.started_at), None
+    if decision.stands:
+        return outcome, None
+    if tried.error is None:
+        outcome = error_outcome(rejected(call.key, start.attempt, tried.value), outcome.started_at)
+    wait = decision.wait_seconds
+    if isinstance(call.timeout, dt.datetime) and wait is not None:
+        # A moment is the deadline of all tries: one that would begin after it could only time out.
+        late = outcome.outcome is Outcome.TIMEOUT or now + wait * 1_000_000 >= microseconds(call.timeout)
+        wait = None if late else wait
+    return outcome, wait
 
 
 async def decide(
@@ -36,8 +93,8 @@ async def decide(
     error: BaseException | None = None,
     value: Any = None,
     function: Callable[..., Any] | None = None,
-) -> float | None:
-    """How many seconds to wait before the next try; None: there is none.
+) -> Decision:
+    """Ask the strategies of a tenacity object, once.
 
     Args:
         retry: the tenacity object.
@@ -45,7 +102,7 @@ async def decide(
         elapsed_seconds: from the first one's start to this one's end.
         idle_seconds: how long was waited between them.
         error: what this one raised; None: it returned `value`.
-        value: its result; None of a result that is accepted means that it stands.
+        value: its result.
         function: the step's function, for strategies that say its name.
 
     Raises:
@@ -54,7 +111,7 @@ async def decide(
     from tenacity import Future, RetryCallState, TryAgain
 
     if not getattr(retry, "enabled", True):
-        return None
+        return _STANDS
     state = RetryCallState(retry, fn=function, args=(), kwargs={})
     state.start_time, state.outcome_timestamp = 0.0, elapsed_seconds
     state.attempt_number, state.idle_for = tries, idle_seconds
@@ -66,10 +123,10 @@ async def decide(
 
     try:
         if not (isinstance(error, TryAgain) or await ask(retry.retry)):
-            return None
+            return _STANDS
         # Before stop, as tenacity has it: stop_before_delay looks at the wait.
         state.upcoming_sleep = wait = _seconds(await ask(retry.wait))
-        return None if await ask(retry.stop) else wait
+        return Decision(False, None if await ask(retry.stop) else wait)
     except Exception as failure:
         if failure is not error and failure.__cause__ is None and error is not None:
             failure.__cause__ = error

@@ -5,6 +5,10 @@
 
 `replaykit worker` runs one of these in each of its child processes. There a sync body can be kept from overlapping its next
 attempt, because the process ends with it; in someone else's process nothing can end a thread, and the docs say so.
+
+Suspects, runs under which processes ended again and again, are left by such a child to its parent, which has solo children
+for them: workers that take nothing else, a group at a time, in the end one. In someone else's process nothing can be put
+apart: there a worker executes one suspect at a time beside its other runs, which share its fate.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from replaykit.postgres.database import Connection, Database, first_line, is_loc
 from replaykit.postgres.schema import Bound, done_channel, work_channel
 from replaykit.replay.calls import Workflow
 from replaykit.replay.driver import Phase
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verdict
 from replaykit.replay.tags import remember_modules
 from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
@@ -47,7 +51,7 @@ from replaykit.runtime.executor import Executor, Shop
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
 from replaykit.runtime.ids import write_ids
 from replaykit.runtime.target import Target
-from replaykit.runtime.writer import Writer
+from replaykit.runtime.writer import Answer, Writer
 
 __all__ = ["Lifespan", "Worker"]
 
@@ -59,7 +63,11 @@ _TICK_SECONDS: Final = 0.05  # between two signs of the loop's life, and two loo
 _REAP_SECONDS: Final = 0.5  # between two looks for workers whose lease has ended
 _PRUNE_SECONDS: Final = 3_600.0  # between two sweeps of old rows of workers
 _HINT_SECONDS: Final = 0.02  # between two hints that runs have ended: each is a commit
+_MAIL_SECONDS: Final = 0.05  # between two looks into the mailbox
 _RECOVER_SECONDS: Final = 0.25  # before another try after the database was lost
+_SUSPECTS_SECONDS: Final = 0.25  # between two words to the parent that there are suspects
+_SOLO_POLL_SECONDS: Final = 0.25  # between two looks for suspects, where there is nothing else to do
+_SOLO_IDLE_SECONDS: Final = 1.0  # without a suspect before a solo worker is done: the next may be on its way back
 
 
 class Worker:
@@ -75,6 +83,8 @@ class Worker:
         settings: leases, limits and times.
         worker_id: this incarnation's id (a supervisor chooses it); None: a new one.
         supervised: the process may be ended with the lease; False in someone else's process.
+        solo: take suspects only, and set `idle` when there are none left.
+        on_suspects: called, not too often, when there are suspects that a supervised worker leaves to a solo one.
         poll_only: use no LISTEN.
 
     Raises:
@@ -93,6 +103,8 @@ class Worker:
         schema: str = "replaykit",
         worker_id: uuid.UUID | None = None,
         supervised: bool = False,
+        solo: bool = False,
+        on_suspects: Callable[[], None] | None = None,
         poll_only: bool = False,
     ) -> None:
         self.settings = settings or Settings()
@@ -101,17 +113,25 @@ class Worker:
         self.concurrency = concurrency or self.settings.concurrency
         self.worker_id = worker_id or uuid.uuid4()
         self.draining = False
+        self.idle = asyncio.Event()
         self._used = False
         self._client, self._target = _resolve(client_or_dsn, schema)
         self._lifespan = lifespan
         self._supervised = supervised
+        self._solo = solo
+        self._on_suspects = on_suspects
+        self._suspects: set[uuid.UUID] = set()  # in memory, and not got further yet
+        self._cleared: set[uuid.UUID] = set()  # in memory, suspects no more
+        self._suspects_at = 0.0  # monotonic: when the last one left memory, or the parent was told of some
         self._poll_only = poll_only
         self._stack: contextlib.AsyncExitStack | None = None
         self._executors: dict[uuid.UUID, Executor] = {}
         self._work = asyncio.Event()
         self._quiet = asyncio.Event()
         self._more = False  # the last claim was full: more is likely there
-        self._claim_tokens: dict[str, uuid.UUID] = {}
+        self._mail_hint = False  # a hint came that was not looked after in the mailbox
+        self._mail_at = 0.0  # when the mailbox may be looked into again
+        self._claim_tokens: dict[tuple[str, bool], uuid.UUID] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._claims: Connection | None = None
         self._others: Connection | None = None
@@ -214,7 +234,7 @@ class Worker:
         self._shop = Shop(
             settings=self.settings,
             clock=self._clock,
-            put=writer.put,
+            put=self._put_suspects if self._solo else writer.put,
             journals=self,
             threads=threads,
             new_id=write_ids(),
@@ -401,10 +421,14 @@ class Worker:
             if not self._heartbeat.may_reap():
                 continue
             try:
-                reaped = leases.parse_reaped(await self._ask(leases.reap_expired(REAP_RUNS_MAX)))
+                question = leases.reap_expired(REAP_RUNS_MAX, recoveries_max=self.settings.recoveries_max)
+                reaped = leases.parse_reaped(await self._ask(question))
                 if reaped.workers or reaped.runs:
                     log.warning("workers_reaped", workers=reaped.workers, runs_handed_back=reaped.runs)
                     self._work.set()
+                for run_id in reaped.held:
+                    log.error("run_held", run_id=str(run_id), why="too many recoveries without progress")
+                    self._ended_hint.set()
                 if time.monotonic() > prune_at:
                     prune_at = time.monotonic() + _PRUNE_SECONDS
                     await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
@@ -433,7 +457,8 @@ class Worker:
             if self.draining:
                 return
             try:
-                pause = await self._claim_turn()
+                mail_pause = await self._mail_turn()
+                pause = min(mail_pause, await self._claim_turn())
             except Exception as error:
                 if not is_transient(error):
                     log.error("claim_failed", error=error, exc_info=True)
@@ -441,16 +466,46 @@ class Worker:
                     log.warning("claim_failed", error=error, retrying=True)
                 pause = _RECOVER_SECONDS
 
+    async def _mail_turn(self) -> float:
+        """Tell the runs in memory what others have left for them; how soon to look again at the latest.
+
+        Apart from claims, since a worker that is full looks as well; rarely enough that a busy one is not slowed by it.
+        """
+        host = asyncio.get_running_loop()
+        early = self._mail_at - host.time()
+        if early > 0 and self._executors:
+            return early if self._mail_hint else self.settings.poll_seconds
+        self._mail_hint = False
+        if not self._executors or not self._heartbeat.valid():
+            return self.settings.poll_seconds
+        connection = self._claims = await self._open_if_closed(self._claims)
+        worker = self.worker_id
+        found = runs.parse_mail(await connection.run(*runs.read_mail(worker)))
+        self._mail_at = host.time() + _MAIL_SECONDS
+        for run_id, (wakes, letters) in found.items():
+            executor = self._executors.get(run_id)
+            if executor is not None and worker == self.worker_id:
+                host.call_soon(executor.mail, wakes, letters)
+        return self.settings.poll_seconds
+
     async def _claim_turn(self) -> float:
         """Wake what is due, take what is free; how many seconds to wait until the next turn."""
         room = self.concurrency - len(self._executors)
         self._more = False
-        if room <= 0 or not self._heartbeat.valid() or self._shop.congested():
+        if not self._heartbeat.valid() or self._shop.congested():
             self._more = True
             return self.settings.poll_seconds
         connection = self._claims = await self._open_if_closed(self._claims)
-        promoted = runs.parse_promoted(await connection.run(*runs.promote_due(REAP_RUNS_MAX)))
+        if self._solo:
+            return await self._claim_suspects_turn(connection)
+        look = runs.promote_due(REAP_RUNS_MAX, self.queues, list(self.workflows))
+        promoted = runs.parse_promoted(await connection.run(*look))
         self._clock.observe(promoted.now, time.monotonic())
+        if promoted.suspects:
+            room -= await self._attend_suspects(connection, room)
+        if room <= 0:
+            self._more = True
+            return self.settings.poll_seconds
         taken = 0
         for queue in self.queues:
             limit = min(room - taken, CLAIM_RUNS_MAX)
@@ -468,13 +523,16 @@ class Worker:
             pause = min(pause, max(0.001, (promoted.next_due_at - promoted.now) / 1_000_000))
         return pause
 
-    async def _claim(self, connection: Connection, queue: str, limit: int) -> list[ClaimedRun]:
+    async def _claim(
+        self, connection: Connection, queue: str, limit: int, suspects: Sequence[int] | None = None
+    ) -> list[ClaimedRun]:
         # Until it is answered a claim is repeated with its token: what an unanswered one took is handed over then.
-        token = self._claim_tokens.setdefault(queue, uuid.uuid4())
+        token = self._claim_tokens.setdefault((queue, suspects is not None), uuid.uuid4())
         worker = self.worker_id
-        sent = runs.claim(queue=queue, workflows=list(self.workflows), worker=worker, token=token, limit=limit)
+        workflows = list(self.workflows)
+        sent = runs.claim(queue=queue, workflows=workflows, worker=worker, token=token, limit=limit, suspects=suspects)
         claimed = runs.parse_claim(await connection.run_all(sent), token)
-        del self._claim_tokens[queue]
+        del self._claim_tokens[queue, suspects is not None]
         return claimed if worker == self.worker_id else []  # else their lease was lost while the answer was on its way
 
     def _admit(self, run: ClaimedRun) -> None:
@@ -484,8 +542,79 @@ class Worker:
         self._executors[run.id] = executor
         asyncio.get_running_loop().call_soon(executor.begin)
 
+    async def _attend_suspects(self, connection: Connection, room: int) -> int:
+        """Suspects want a worker: how many were taken here."""
+        if self._supervised:
+            now = time.monotonic()
+            if self._on_suspects is not None and now - self._suspects_at >= _SUSPECTS_SECONDS:
+                self._suspects_at = now
+                self._on_suspects()
+            return 0
+        return await self._take_suspects(connection, ()) if room > 0 and not self._suspects else 0
+
+    async def _claim_suspects_turn(self, connection: Connection) -> float:
+        """The turn of a solo worker: the next ones when none is left of those before."""
+        if self._executors:
+            return self.settings.poll_seconds
+        groups = [min(size, self.concurrency) for size in leases.suspect_groups(self.settings.recoveries_max)]
+        if await self._take_suspects(connection, groups):
+            return self.settings.poll_seconds
+        now = time.monotonic()
+        self._suspects_at = self._suspects_at or now
+        if now - self._suspects_at >= _SOLO_IDLE_SECONDS:
+            self.idle.set()
+        return min(_SOLO_POLL_SECONDS, self.settings.poll_seconds)
+
+    async def _take_suspects(self, connection: Connection, groups: Sequence[int]) -> int:
+        for queue in self.queues:
+            claimed = await self._claim(connection, queue, 1, groups)
+            for run in claimed:
+                self._suspects.add(run.id)
+                self._admit(run)
+            if claimed:
+                return len(claimed)
+        return 0
+
+    def _put_suspects(self, unit: Unit, answer: Answer) -> None:
+        """`Writer.put` in a solo worker, which watches whether its runs get further."""
+
+        def answered(verdict: Verdict, words: str | None) -> None:
+            answer(verdict, words)
+            executor = self._executors.get(unit.run_id)
+            if executor is None or verdict is not Verdict.OK:
+                return
+            if unit.run_id in self._cleared:
+                self._part_with(executor)
+            elif unit.run_id in self._suspects and unit.entries:
+                self._suspects.discard(unit.run_id)
+                self._tasks.append(asyncio.create_task(self._clear(executor), name="replaykit_clear"))
+
+        self._writer.put(unit, answered)
+
+    async def _clear(self, executor: Executor) -> None:
+        """A run that got further is no suspect any more: it makes room for the next, and goes on among the others."""
+        try:
+            cleared = await self._ask(runs.clear_suspect(executor.run.id, executor.run.token))
+        except Exception as error:  # it stays what it is, and here, until it parks or ends
+            log.warning("suspect_not_cleared", run_id=str(executor.run.id), error=error)
+            return
+        if cleared:
+            self._cleared.add(executor.run.id)
+            self._part_with(executor)
+
+    def _part_with(self, executor: Executor) -> None:
+        # With bodies side by side it stays until later: what comes after the short ones would wait for the long one.
+        if len(executor.bodies) <= 1:
+            asyncio.get_running_loop().call_soon(executor.drain)
+
     def _left(self, executor: Executor, phase: Phase) -> None:
         """A run is no longer in memory here."""
+        if executor.run.id in self._suspects or self._solo:  # the next one's turn
+            self._suspects.discard(executor.run.id)
+            self._cleared.discard(executor.run.id)
+            self._work.set()
+        if self._solo:
+            self._suspects_at = time.monotonic()
         if self._executors.get(executor.run.id) is executor:
             del self._executors[executor.run.id]
         self._quiet.set()
@@ -510,6 +639,7 @@ class Worker:
                 await connection.listen(work_channel(self._target.schema))
                 while True:
                     if await connection.wait_notify(30.0):
+                        self._mail_hint = True
                         self._work.set()
             except Exception:
                 await asyncio.sleep(_RECOVER_SECONDS)
@@ -530,10 +660,12 @@ class Worker:
             self._others = await self._open_if_closed(self._others)
             return await self._others.run(*question)
 
-    async def _ask_until_answered(self, question: Bound) -> list[tuple[Any, ...]]:
+    async def _ask_until_answered(self, *questions: Bound) -> list[list[tuple[Any, ...]]]:
         while True:
             try:
-                return await self._ask(question)
+                async with self._others_free:
+                    self._others = await self._open_if_closed(self._others)
+                    return await self._others.run_all(questions)
             except Exception as error:
                 if not is_transient(error) or self._stack is None:
                     raise
@@ -543,21 +675,39 @@ class Worker:
 
     async def page(self, run: ClaimedRun, after_seq: int) -> list[Entry] | None:
         """The next page of a long journal; empty at its end, None if the lease is another's."""
-        return journal.parse_page(
-            await self._ask_until_answered(journal.read_journal(run.id, run.token, after_seq, PAGE_ENTRIES))
-        )
+        (rows,) = await self._ask_until_answered(journal.read_journal(run.id, run.token, after_seq, PAGE_ENTRIES))
+        return journal.parse_page(rows)
 
     async def renew_token(self, run: ClaimedRun) -> ClaimedRun | None:
         """A new token by a statement of its own: it waits for an attempt in flight and fences a later one."""
         token = uuid.uuid4()
-        rows = await self._ask_until_answered(runs.renew_token(run.id, run.token, token))
+        (rows,) = await self._ask_until_answered(runs.renew_token(run.id, run.token, token))
         if not rows:
             return None
-        return dataclasses.replace(run, token=token, wakes=rows[0][0], entries=[], last_seq=None)
+        found = runs.parse_claimed(await self._ask_until_answered(*runs.read_claimed(self.worker_id, token)), token)
+        if not found:
+            return None
+        (now,) = found
+        return dataclasses.replace(
+            run,
+            token=token,
+            wakes=now.wakes,
+            rewinds=now.rewinds,
+            attempts=now.attempts,
+            mail=now.mail,
+            entries=[],
+            last_seq=None,
+        )
 
     async def hold(self, run: ClaimedRun, reason: str) -> None:
-        """Hold the run at once, under its token."""
-        await self._ask_until_answered(runs.hold_run(run.id, run.token, reason))
+        """Hold the run at once, under its token; pending if others have written to it meanwhile."""
+        await self._ask_until_answered(runs.hold_run(run.id, run.token, reason, run.wakes))
+        self._ended_hint.set()
+
+    async def cancel(self, run: ClaimedRun) -> None:
+        """End the run as cancelled at once, under its token."""
+        await self._ask_until_answered(runs.cancel_run(run.id, run.token))
+        self._ended_hint.set()
 
 
 def _by_name(workflows: Sequence[Workflow[..., Any]]) -> dict[str, Workflow[..., Any]]:

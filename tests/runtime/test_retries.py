@@ -31,7 +31,8 @@ def ask(
     idle: float = 0.0,
 ) -> float | None:
     """The decision."""
-    return asyncio.run(decide(retry, tries=tries, error=error, value=value, elapsed_seconds=elapsed, idle_seconds=idle))
+    answer = decide(retry, tries=tries, error=error, value=value, elapsed_seconds=elapsed, idle_seconds=idle)
+    return asyncio.run(answer).wait_seconds
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""`timeout=` of a step: how long a try may take, what is recorded when it takes longer, and how an async body is stopped.
+
+A duration is for each try, from the moment its body begins. A moment is the deadline of all of them: a try that would begin
+after it times out without a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable
+from typing import Any, Final
+
+from replaykit.replay.driver import BodyOutcome, error_outcome, timeout_outcome
+from replaykit.replay.entries import Outcome
+from replaykit.replay.requests import CallStep
+
+__all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "within"]
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+
+class TimeIsUp(Exception):
+    """A body was cancelled because its own `timeout=` ran out. A body that raises TimeoutError itself has an error."""
+
+
+def microseconds(moment: dt.datetime) -> int:
+    """Since 1970, of an aware moment."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def seconds_left(timeout: float | dt.timedelta | dt.datetime, now: int) -> float:
+    """Of a body that begins now (microseconds); zero or less: it has none."""
+    if isinstance(timeout, dt.datetime):
+        return (microseconds(timeout) - now) / 1_000_000
+    return timeout.total_seconds() if isinstance(timeout, dt.timedelta) else float(timeout)
+
+
+def timed_out(call: CallStep, attempt: int, started_at: int) -> BodyOutcome:
+    """What is recorded of a try whose time ran out; its error is the builtin TimeoutError."""
+    timeout = call.timeout
+    assert timeout is not None
+    if not isinstance(timeout, dt.datetime):
+        return timeout_outcome(call, attempt, seconds_left(timeout, 0), started_at)
+    outcome = error_outcome(
+        TimeoutError(f"step {call.key}: attempt {attempt} did not end by {timeout.isoformat()}"), started_at
+    )
+    outcome.outcome = Outcome.TIMEOUT
+    return outcome
+
+
+async def within(deadline: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Await a body until a deadline on the event loop's clock, as `asyncio.timeout` does: at the deadline it is cancelled, and
+    what it makes of that (a result, an error of its own) still counts.
+
+    Raises:
+        TimeIsUp: it was cancelled by the deadline.
+    """
+    try:
+        async with asyncio.timeout_at(deadline):
+            try:
+                return await function(*args, **kwargs)
+            except asyncio.CancelledError:
+                raise
+            except (
+                BaseException
+            ) as error:  # past the scope, which would not tell a TimeoutError of the body from its own
+                failed = error
+    except TimeoutError:
+        raise TimeIsUp from None
+    try:
+        raise failed
+    finally:
+        del failed  # else it and this frame would hold each other
