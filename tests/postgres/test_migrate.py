@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from alembic import command
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
-from replaykit.postgres.migrate import current_revision, sql, upgrade
+from replaykit.postgres.migrate import _config, current_revision, sql, upgrade
 from replaykit.postgres.schema import REVISION
 from tests.postgres.pooler import Pooler
+from tests.runtime.facts import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,6 +100,69 @@ def test_the_script_for_people_who_run_scripts_makes_the_same(empty_dsn: str, tm
         ).fetchall()
     assert made[0] == made[1]
     assert {str(f[0]) for f in functions} == {"['search_path=by_hand']", "['search_path=by_alembic']"}
+
+
+@pytest.fixture
+def first_release(empty_dsn: str) -> str:
+    """A schema of revision 0001 with a run that works, written by that release."""
+    out = io.StringIO()
+    with _config("replaykit") as config:
+        config.output_buffer = out
+        command.upgrade(config, "0001", sql=True)
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(out.getvalue().encode())
+        conn.execute(
+            "insert into replaykit.runs (id, workflow, state, started_at, protocol, worker, lease_token) values"
+            " (gen_random_uuid(), 'wf', 'running', now(), 1, gen_random_uuid(), gen_random_uuid())"
+        )
+        conn.execute(ENTRY, [1])
+    return empty_dsn
+
+
+ENTRY = """
+insert into replaykit.journal (run_id, seq, key, name, kind, outcome, output, at, write_id)
+select id, %s, 'a', 'a', 'step', 'ok', '1', now(), gen_random_uuid() from replaykit.runs
+"""
+
+BUILDING = """
+select from pg_stat_activity where datname = current_database() and query like 'create index concurrently%%'
+    and wait_event_type = 'Lock'
+"""
+
+
+def test_a_schema_with_runs_is_upgraded_while_workers_write(first_release: str) -> None:
+    """The indexes are built beside them: a build that must wait for somebody's old transaction keeps nobody waiting."""
+    with (
+        psycopg.connect(first_release) as old,
+        psycopg.connect(first_release, autocommit=True) as conn,
+        ThreadPoolExecutor() as threads,
+    ):
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select 1")
+        upgrading = threads.submit(upgrade, first_release)
+        try:
+            eventually(lambda: conn.execute(BUILDING).fetchall(), "an index is being built")
+            conn.execute("set lock_timeout = '5s'")
+            conn.execute(ENTRY, [2])
+            conn.execute("update replaykit.runs set wakes = wakes + 1")
+        finally:
+            old.rollback()
+
+        assert upgrading.result(60)
+        assert current_revision(conn, "replaykit") == REVISION
+        assert conn.execute("select count(*) from replaykit.journal").fetchone() == (2,)
+        assert conn.execute("select count(*) from pg_index where not indisvalid").fetchone() == (0,)
+        assert conn.execute("select count(*) from pg_constraint where not convalidated").fetchone() == (0,)
+
+
+def test_an_upgrade_that_was_interrupted_is_done_again(first_release: str) -> None:
+    """Its changes stand already; the revision was not written."""
+    assert upgrade(first_release)
+    with psycopg.connect(first_release, autocommit=True) as conn:
+        conn.execute("update replaykit.alembic_version set version_num = '0001'")
+
+    assert upgrade(first_release)
+    assert not upgrade(first_release)
 
 
 def test_an_unknown_revision_for_a_script_is_refused() -> None:

@@ -241,11 +241,13 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         uuid.uuid4(), hostname="h", pid=1, lease_seconds=1, queues=[], workflows={}, version="", python=""
     )
     done = unit(run, step(1), change=Finish(State.SUCCEEDED, "1"))
+    starts = runs.start_runs([runs.StartRow(new_id(), "wf", "{}", key="x")])
     bounds: list[tuple[Statement, dict[str, Any]]] = [
         worker,
         leases.heartbeat(worker[1]["id"]),
         leases.live_workflows(),
-        *runs.start_runs([runs.StartRow(new_id(), "wf", "{}", key="x")]),
+        *starts,
+        *((borrowed, starts[0][1]) for borrowed in (runs.START_BORROWED, runs.START_BORROWED_READ)),
         *runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token),
         journal.write_units([done]),
         journal.write_units([unit(late, attempts=[Attempt("s", 1, 1, 2, 3, 1, 1, error="{}")])]),
@@ -300,6 +302,10 @@ def test_a_schema_of_any_name_works(empty_dsn: str) -> None:
         store.write(unit(run, step(1), change=Finish(State.SUCCEEDED, "1")))
         store.admin.execute("select start('wf', '[]')")
         assert len(store.claim()) == 1
+        ended = store.running()
+        store.write(unit(ended, change=Finish(State.FAILED, None, "{}")))
+        assert store.run(mailbox.retry(ended.id)) == [("pending",)]
+        assert store.run(mailbox.cancel(ended.id)) == [("pending",)]
         assert store.seqs(run.id) == [1]
         assert store.admin.execute("select count(*) from timeline").fetchone() == (1,)
     finally:
