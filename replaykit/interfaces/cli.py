@@ -237,6 +237,7 @@ def dev(target: Target, module: str, reload: bool, **options: Any) -> int:
 @click.option("--key", help="An idempotency key: a second start under it finds the first one's run.")
 @click.option("--queue", help="Which workers may take it.")
 @click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Begin that much later.")
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
 @click.option("--force", is_flag=True, help="Start it although no live worker has the workflow.")
 @json_option

@@ -62,6 +62,7 @@ def start_run(
     key: str | None,
     queue: str | None,
     priority: int | None,
+    delay: float | None,
     wait: bool,
     force: bool,
     as_json: bool,
@@ -70,7 +71,8 @@ def start_run(
     with Inspector(target) as inspector:
         if not force:
             _refuse_unknown(inspector, workflow)
-        client = Client(target.open(), target.schema).options(key=key, queue=queue, priority=priority)
+        client = Client(target.open(), target.schema)
+        client = client.options(key=key, queue=queue, priority=priority, delay=delay)
         answer = asyncio.run(_start(client, workflow, args, kwargs, wait))
         if wait:
             answer |= _outcome(inspector.run(answer["id"]))
@@ -100,8 +102,10 @@ async def _start(
             handle = await client.start(workflow, *args, **kwargs)
         for warning in caught:
             say(str(warning.message))
-        state = "pending" if handle.created else str((await handle.info()).state)
-        if not handle.created:
+        state = str((await handle.info()).state)
+        if handle.created:
+            state = "waiting" if state == "waiting" else "pending"  # a worker may have it by now
+        else:
             say(f"the key's run was there already, with the input of its first start: {handle.id}, {state}")
         if wait:
             if handle.created and sys.stderr.isatty():  # a person may want it while they wait; a program has --json

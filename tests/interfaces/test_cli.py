@@ -151,6 +151,18 @@ def test_start_as_json_is_an_object_with_id_and_state(cli: Cli, worker: None) ->
     assert held.json["reason"]
 
 
+def test_a_start_with_a_delay_waits(cli: Cli, worker: None) -> None:
+    """Its state says so; its row has when it begins, its queue and its priority."""
+
+    said = cli("start", "checkout", '"visa"', "--json", "--delay", "3600", "--queue", "slow", "--priority", "-3")
+    (run,) = cli("runs", "--json").json
+    wrong = cli("start", "checkout", '"visa"', "--delay", "nan")
+
+    assert (said.code, said.json["state"], said.json["created"]) == (0, "waiting", True)
+    assert (run["state"], run["waiting_for"], run["queue"], run["priority"]) == ("waiting", "start", "slow", -3)
+    assert wrong == (2, "", "replaykit: delay=nan: not a number of seconds\n")
+
+
 def test_a_failed_run_is_one_sentence_with_the_users_line(cli: Cli, worker: None) -> None:
     """On stderr; stdout stays empty."""
 
