@@ -68,7 +68,8 @@ async def test_smaller_priorities_run_first_and_equal_ones_by_age(client: Client
 
 
 @pytest.mark.parametrize(
-    ("queues", "order"), [(("urgent", "bulk"), ["u1", "u2", "b1", "b2"]), (("bulk", "urgent"), ["b1", "b2", "u1", "u2"])]
+    ("queues", "order"),
+    [(("urgent", "bulk"), ["u1", "u2", "b1", "b2"]), (("bulk", "urgent"), ["b1", "b2", "u1", "u2"])],
 )
 async def test_queues_are_claimed_from_in_the_order_that_the_worker_names(
     client: Client, queues: tuple[str, ...], order: list[str]
