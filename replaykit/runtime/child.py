@@ -2,7 +2,8 @@
 
 A `Worker` with three ways out. SIGTERM: a drain, with the grace period. The end of the lifeline (the parent is gone, or
 wants no more drain): everything is given up, within 2 seconds, whatever it takes. The end of the lease while bodies
-run: the heartbeat ends the process itself.
+run: the heartbeat ends the process itself. A solo child, which executes suspects apart from all other runs, has a
+fourth: it leaves when there are none.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     except BaseException:
         log.exception("child_failed")
         raise
+    parent.report("leaving")
     return _leave(worker)
 
 
@@ -95,6 +97,8 @@ async def _serve(
         schema=config.schema_name,
         worker_id=incarnation.worker_id,
         supervised=True,
+        solo=incarnation.solo,
+        on_suspects=lambda: parent.report("suspects"),
         poll_only=config.poll_only,
     )
     told = [asyncio.create_task(event.wait()) for event in (drain, gone)]
@@ -105,6 +109,7 @@ async def _serve(
         return worker
     await starting
     parent.report("ready")
+    told.append(asyncio.create_task(worker.idle.wait()))
     await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
     if not gone.is_set():
         stopping = asyncio.create_task(worker.stop())
@@ -118,6 +123,7 @@ async def _serve(
         # asyncio.run would wait for the threads of those bodies. After a drain their runs were handed back, so they
         # must not act any more; after an orphaning the lease runs out by itself.
         _flush()
+        parent.report("leaving")
         os._exit(EXIT_LEASE_LOST if gone.is_set() else 0)
     return worker
 

@@ -210,8 +210,9 @@ class Heartbeat:
         """Thread: looks at the time, never at the database."""
         while True:
             now = lease_clock()
-            if self._exit_on_expiry and not self._lease.valid(now) and self._bodies_run():
-                # No word is written first: a body may hold the lock of a log or of stderr. The parent tells.
+            if self._exit_on_expiry and not self._lease.valid(now) and (self._stuck(now) or self._bodies_run()):
+                # Stuck without a body: in the workflow's own code, which nobody can interrupt either. No word is written
+                # first: a body may hold the lock of a log or of stderr. The parent tells.
                 os._exit(EXIT_LOOP_STUCK if self._stuck(now) else EXIT_LEASE_LOST)
             asked_at = self._asked_at
             if asked_at is not None and now - asked_at > self._settings.lease_seconds / 3:

@@ -35,12 +35,19 @@ class Incarnation(BaseModel):
     slot: int
     """Which of the parent's children it is, from 0."""
 
+    solo: bool = False
+    """It executes suspects only, apart from all other runs, and ends when there are none."""
+
+
+Word = Literal["ready", "failed", "suspects", "leaving"]
+
 
 class Report(BaseModel):
     """One line from a child to its parent."""
 
-    kind: Literal["ready", "failed"]
-    """`ready`: it has registered and claims. `failed`: it cannot start."""
+    kind: Word
+    """`ready`: it has registered and claims. `failed`: it cannot start. `suspects`: there are runs to be executed apart.
+    `leaving`: its exit is its own decision; without this word before it, exit code 0 is a body's doing."""
 
     text: str = ""
     """For `failed`: the sentence for the user."""
@@ -72,7 +79,7 @@ class ChildEnd:
         """The second line, which may come much later. Ends the process if the parent is gone."""
         return Incarnation.model_validate_json(self._read_line())
 
-    def report(self, kind: Literal["ready", "failed"], text: str = "") -> None:
+    def report(self, kind: Word, text: str = "") -> None:
         """Tells the parent; a parent that is gone is no error here."""
         line = json.dumps({"kind": kind, "text": text}).encode() + b"\n"
         try:

@@ -7,12 +7,17 @@ next moment at which it has decided to do something.
     RUNNING --SIGTERM, SIGINT--> DRAINING --time, SIGINT--> ABANDONING --time, SIGINT--> KILLING
     children are                 children let bodies        lifelines are closed:        SIGKILL
     respawned                    finish, then release       children give up in 2 s
+
+A run under which child after child dies (a suspect) is not claimed by its children any more; they tell the parent, which
+starts up to SUSPECT_PROCESSES_MAX solo children for such runs: each executes a few of them, in the end one alone, and
+leaves when there are none. Their deaths are expected, and slow down nobody else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import os
 import queue
 import selectors
@@ -32,11 +37,12 @@ from pydantic import ValidationError
 
 from replaykit.errors import ConfigurationError
 from replaykit.events import log
+from replaykit.limits import SUSPECT_PROCESSES_MAX
 from replaykit.postgres import leases, runs
 from replaykit.postgres.database import Database, SyncConnection, is_lock_timeout
-from replaykit.postgres.schema import work_channel
+from replaykit.postgres.schema import done_channel, work_channel
 from replaykit.runtime.config import WorkerConfig
-from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
+from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, EXIT_LOOP_STUCK
 from replaykit.runtime.lifeline import Incarnation, Report, as_line
 
 __all__ = ["EXIT_CONFIGURATION", "Bell", "WorkerConfig", "run_workers"]
@@ -143,6 +149,7 @@ class Child:
     status: int  # the read end
     started: float
     ready: bool = False
+    leaving: bool = False  # it has said that it ends by itself
     failure: str | None = None
     unread: bytes = b""
 
@@ -152,6 +159,8 @@ class Slot:
     """A place for a child, filled again when it dies."""
 
     number: int  # -1: the spare's
+    solo: bool = False  # for suspects
+    wanted: bool = True  # to be filled; a solo place only when there are suspects
     child: Child | None = None
     quick_deaths: int = 0
     spawn_at: float = field(default=0.0)  # monotonic
@@ -174,6 +183,9 @@ class Supervisor:
         self._arrived = arrived
         self._slots = [Slot(number) for number in range(config.processes)]
         self._spare = Slot(SPARE)
+        self._solos = [
+            Slot(config.processes + number, solo=True, wanted=False) for number in range(SUSPECT_PROCESSES_MAX)
+        ]
         self._selector = selectors.DefaultSelector()
         self._wakeup = wakeup
         self._releases = Releases(config)
@@ -225,14 +237,16 @@ class Supervisor:
         return True
 
     def _children(self) -> list[tuple[Slot, Child]]:
-        return [(slot, slot.child) for slot in (*self._slots, self._spare) if slot.child is not None]
+        slots = (*self._slots, *self._solos, self._spare)
+        return [(slot, slot.child) for slot in slots if slot.child is not None]
 
     def _empty_slots(self) -> list[Slot]:
         """Those to be filled. The spare comes when all is well: a child has been ready, and none is missing."""
         empty = [slot for slot in self._slots if slot.child is None]
+        solos = [slot for slot in self._solos if slot.child is None and slot.wanted]
         if not empty and self._config.spare and self._ever_ready and self._spare.child is None:
-            return [self._spare]
-        return empty
+            return [*solos, self._spare]
+        return empty + solos
 
     def _seconds_to_wait(self) -> float | None:
         moments = [slot.spawn_at for slot in self._empty_slots()] if self._stage is Stage.RUNNING else []
@@ -255,15 +269,15 @@ class Supervisor:
         if slot is self._spare:
             log.info("spare_started", pid=slot.child.process.pid)
         else:
-            self._commission(slot.number, slot.child)
+            self._commission(slot, slot.child)
 
-    def _commission(self, slot: int, child: Child) -> None:
+    def _commission(self, slot: Slot, child: Child) -> None:
         """Gives a child its id: from now on it may hold leases."""
         worker_id = uuid4()
         child.worker_id = worker_id
         child.started = time.monotonic()
-        _write_line(child, as_line(Incarnation(worker_id=worker_id, slot=slot)))
-        log.info("child_started", child=slot, pid=child.process.pid, worker=str(worker_id))
+        _write_line(child, as_line(Incarnation(worker_id=worker_id, slot=slot.number, solo=slot.solo)))
+        log.info("child_started", child=slot.number, solo=slot.solo, pid=child.process.pid, worker=str(worker_id))
 
     def _spawn(self) -> Child:
         lifeline_read, lifeline_write = os.pipe()  # not inheritable: only this process ever holds the write end
@@ -311,29 +325,47 @@ class Supervisor:
         if report.kind == "ready":
             child.ready = self._ever_ready = True
             log.info("child_ready", pid=child.process.pid, worker=str(child.worker_id))
+        elif report.kind == "suspects":
+            self._want_solo()
+        elif report.kind == "leaving":
+            child.leaving = True
         else:
             child.failure = report.text
+
+    def _want_solo(self) -> None:
+        """There are suspects that nobody executes: one more child for them, if there may be one."""
+        free = next((slot for slot in self._solos if slot.child is None and not slot.wanted), None)
+        if free is not None:
+            free.wanted = True
 
     def _bury(self, slot: Slot, child: Child) -> None:
         """After waitpid: hand back its runs, then decide about the next one."""
         code = child.process.returncode
-        killed_by_us = self._stage is Stage.KILLING
-        if child.worker_id is not None:
-            self._releases.add(child.worker_id, recovered=code not in (0, EXIT_LEASE_LOST) and not killed_by_us)
         self._read_status(child)
+        blameless = code == EXIT_LEASE_LOST or (code == 0 and child.leaving) or self._stage is Stage.KILLING
+        if child.worker_id is not None:
+            self._releases.add(Release(child.worker_id, recovered=not blameless, how=how_it_ended(code)))
         with contextlib.suppress(KeyError):
             self._selector.unregister(child.status)
         os.close(child.status)
         _close_lifeline(child)
         slot.child = None
         lived = time.monotonic() - child.started
-        asked = self._stage is not Stage.RUNNING and code in (0, EXIT_LEASE_LOST, -signal.SIGTERM)
+        asked = (
+            code in (0, EXIT_LEASE_LOST, -signal.SIGTERM)
+            if self._stage is not Stage.RUNNING
+            else slot.solo and code == 0 and child.leaving
+        )
         tell = log.info if asked else log.warning
         tell("child_ended", child=slot.number, pid=child.process.pid, **_cause(code), seconds=round(lived, 3))
         if code == EXIT_CONFIGURATION and not self._ever_ready:
             self._refuse(child.failure or f"a worker's process could not start (exit code {code})")
         elif child.failure is not None:
             log.error("child_failed", child=slot.number, reason=child.failure)
+        slot.wanted = not slot.solo or not blameless  # what killed a solo child will be there again
+        if slot.solo and child.ready:  # that it dies is what it is for, and each of its runs kills only a few
+            slot.quick_deaths, slot.spawn_at = 0, 0.0
+            return
         slot.quick_deaths = (
             slot.quick_deaths + 1 if lived < (QUICK_READY_SECONDS if child.ready else QUICK_SECONDS) else 0
         )
@@ -376,6 +408,15 @@ class Supervisor:
             self._stage_ends = now + ABANDON_SECONDS if stage is Stage.ABANDONING else None
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A dead child whose runs are to be handed back."""
+
+    worker_id: UUID
+    recovered: bool  # its death may be a run's fault, and counts for each
+    how: str  # it ended, in words for the reason of a run that is held
+
+
 class Releases:
     """Hands back the runs of dead children: in a thread, so that a database that is away delays no burial."""
 
@@ -383,17 +424,17 @@ class Releases:
         self._config = config
         self._database = Database(config.dsn, config.schema_name, name="supervisor")
         self._connection: SyncConnection | None = None
-        self._queue: queue.SimpleQueue[tuple[UUID, bool] | None] = queue.SimpleQueue()
-        self._again: deque[tuple[float, UUID]] = deque()  # when, who
+        self._queue: queue.SimpleQueue[Release | None] = queue.SimpleQueue()
+        self._again: deque[tuple[float, Release]] = deque()  # when, which
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replaykit-releases", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def add(self, worker_id: UUID, recovered: bool) -> None:
-        """Releases that worker's runs, soon. `recovered`: its death may be a run's fault, and counts for each."""
-        self._queue.put((worker_id, recovered))
+    def add(self, release: Release) -> None:
+        """Releases that worker's runs, soon."""
+        self._queue.put(release)
 
     def finish(self) -> None:
         """Waits until all is released, or for `RELEASE_SECONDS_MAX`."""
@@ -407,21 +448,21 @@ class Releases:
         self._connect()
         while (item := self._next()) is not None:
             tries = 0
-            while not self._release(*item):
+            while not self._release(item):
                 tries += 1
                 if self._leaving.wait(min(RELEASE_PAUSE_SECONDS_MAX, 0.02 * 2 ** min(tries, 10))):
                     return
         self._disconnect()
 
-    def _next(self) -> tuple[UUID, bool] | None:
+    def _next(self) -> Release | None:
         """The next worker to release: one that has just died, or one that had died a while ago."""
         try:
             wait = max(0.0, self._again[0][0] - time.monotonic()) if self._again else None
             item = self._queue.get(timeout=wait)
         except queue.Empty:
-            return self._again.popleft()[1], True
-        if item is not None and item[1]:
-            self._again.append((time.monotonic() + RELEASE_AGAIN_SECONDS, item[0]))
+            return self._again.popleft()[1]
+        if item is not None and item.recovered:
+            self._again.append((time.monotonic() + RELEASE_AGAIN_SECONDS, item))
         return item
 
     def _connect(self) -> None:
@@ -429,18 +470,23 @@ class Releases:
         with contextlib.suppress(Exception):
             self._connection = self._database.connect_sync()
 
-    def _release(self, worker_id: UUID, recovered: bool) -> bool:
+    def _release(self, item: Release) -> bool:
         try:
             if self._connection is None:
                 self._connection = self._database.connect_sync()
-            released = leases.parse_released(_release(self._connection, worker_id, recovered))
+            recoveries_max = self._config.settings.recoveries_max
+            released = leases.parse_released(_release(self._connection, item, recoveries_max))
             if released.runs:
                 self._connection.run(*runs.notify(work_channel(self._config.schema_name)))
+            if released.held:
+                self._connection.run(*runs.notify(done_channel(self._config.schema_name)))
         except Exception as error:  # whatever it is: the runs stay where they are until it works or the lease ends
-            log.warning("release_failed", worker=str(worker_id), error=error)
+            log.warning("release_failed", worker=str(item.worker_id), error=error)
             self._disconnect()
             return False
-        log.info("runs_released", worker=str(worker_id), runs=released.runs, recovered=recovered)
+        log.info("runs_released", worker=str(item.worker_id), runs=released.runs, recovered=item.recovered)
+        for run_id in released.held:
+            log.error("run_held", run_id=str(run_id), why="too many recoveries without progress")
         return True
 
     def _disconnect(self) -> None:
@@ -450,13 +496,16 @@ class Releases:
                 connection.close()
 
 
-def _release(connection: SyncConnection, worker_id: UUID, recovered: bool) -> list[tuple[Any, ...]]:
+def _release(connection: SyncConnection, item: Release, recoveries_max: int) -> list[tuple[Any, ...]]:
+    asked = functools.partial(
+        leases.release_worker, item.worker_id, item.recovered, how=item.how, recoveries_max=recoveries_max
+    )
     try:
-        return connection.run(*leases.release_worker(worker_id, recovered=recovered))
+        return connection.run_all([leases.lock_runs(item.worker_id), asked()])[-1]
     except Exception as error:
         if not is_lock_timeout(error):
             raise
-        return connection.run(*leases.release_worker(worker_id, recovered=recovered, wait=False))
+        return connection.run(*asked(wait=False))
 
 
 def _write_line(child: Child, line: bytes) -> None:
@@ -469,6 +518,16 @@ def _close_lifeline(child: Child) -> None:
     if child.lifeline is not None:
         os.close(child.lifeline)
         child.lifeline = None
+
+
+def how_it_ended(code: int) -> str:
+    """A child's exit code in words, for the reason of a run that is held: "the last process ..."."""
+    if code == EXIT_LOOP_STUCK:
+        return "blocked its event loop until its lease ended"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, as when memory runs out"
+    cause = _cause(code)
+    return f"was killed by {cause['signal']}" if "signal" in cause else f"ended with exit code {code}"
 
 
 def _cause(code: int) -> dict[Literal["signal", "exit_code"], str | int]:

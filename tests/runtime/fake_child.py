@@ -32,6 +32,7 @@ def main() -> None:
     if behaviour == "quick":
         sys.exit(1)
     over.wait()
+    parent.report("leaving")
 
 
 if __name__ == "__main__":
