@@ -16,53 +16,23 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pytest
-import structlog
 
 from replaykit import Client, Worker
-from replaykit.interfaces.cli import SETTINGS, run
+from replaykit.interfaces.cli import SETTINGS
 from replaykit.interfaces.output import ago, duration, one_line
 from replaykit.interfaces.starting import parse_values
 from replaykit.limits import Settings
 from replaykit.postgres.onlookers import shown_journal_ends
 from tests.conftest import remove_home
+from tests.interfaces.conftest import Cli, Said, sentences
 from tests.runtime.shop import checkout, nap, stuck, total
 
 SHOP = str(Path(__file__).resolve().parents[1] / "runtime" / "shop.py")
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Said(NamedTuple):
-    """What a command line left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Said]
-
-
-@pytest.fixture
-def cli(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs `replaykit` on the test's database, in this process."""
-    monkeypatch.setenv("REPLAYKIT_DATABASE_URL", dsn)
-
-    def say(*arguments: str) -> Said:
-        capsys.readouterr()
-        code = run(arguments)
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    yield say
-    structlog.reset_defaults()  # the command line has sent logs to this test's stderr
 
 
 @pytest.fixture
@@ -105,10 +75,6 @@ def finished(*arguments: str, dsn: str | None, **variables: str) -> Said:
     child = process(*arguments, dsn=dsn, **variables)
     out, err = child.communicate(timeout=120)
     return Said(child.returncode, out, err)
-
-
-def sentences(text: str) -> list[str]:
-    return text.splitlines()
 
 
 # --- start ------------------------------------------------------------------------------------------------------------
@@ -269,12 +235,12 @@ def test_show_as_json_has_the_whole_run(cli: Cli, worker: None) -> None:
     run_id = cli("start", "checkout", '"visa"', "--wait", "--json").json["id"]
     shown = cli("show", run_id, "--json").json
 
-    assert list(shown) == ["run", "journal", "intents", "attempts"]
+    assert list(shown) == ["run", "journal", "intents", "attempts", "requests"]
     assert (shown["run"]["input"], shown["run"]["output"]) == ({"card": "visa"}, {"card": "visa", "cents": 5})
     (entry,) = shown["journal"]
     assert (entry["seq"], entry["key"], entry["kind"], entry["outcome"]) == (1, "charge", "step", "ok")
     assert entry["output"] == {"card": "visa", "cents": 5}
-    assert (shown["intents"], shown["attempts"]) == ([], [])
+    assert (shown["intents"], shown["attempts"], shown["requests"]) == ([], [], [])
 
 
 def long_run(dsn: str, entries: int) -> str:
