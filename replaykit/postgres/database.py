@@ -35,6 +35,7 @@ __all__ = [
     "is_lock_timeout",
     "is_refusal",
     "is_transient",
+    "parse_dsn",
 ]
 
 Row = tuple[Any, ...]
@@ -230,13 +231,7 @@ class Database:
             "keepalives_count": 2,
             "tcp_user_timeout": DEAD_AFTER_SECONDS * 1000,
         }
-        try:
-            given = conninfo_to_dict(self.dsn)
-        except (psycopg.Error, UnicodeEncodeError) as error:
-            # libpq's sentence may quote the whole string, password included
-            raise ConfigurationError(
-                "the database URL is not one that Postgres understands: " + _cause(error)
-            ) from None
+        given = parse_dsn(self.dsn)
         return {**{k: v for k, v in defaults.items() if k not in given}, **given, "autocommit": True}
 
     def _unreachable(self, error: Exception) -> DatabaseUnreachable:
@@ -543,11 +538,32 @@ def is_refusal(error: BaseException) -> bool:
     return error.sqlstate[:2] in _REFUSING_CLASSES
 
 
+def parse_dsn(dsn: str) -> dict[str, Any]:
+    """The parts of a URL or connection string, by libpq's names.
+
+    Raises:
+        ConfigurationError: it is none, or a piece of its password would be taken for a host, port or database. The
+            sentence quotes nothing of it; libpq's may quote the whole.
+    """
+    try:
+        given = conninfo_to_dict(dsn)
+    except (psycopg.Error, UnicodeEncodeError) as error:
+        raise ConfigurationError("the database URL is not one that Postgres understands: " + _cause(error)) from None
+    scheme, is_url, rest = dsn.partition("://")
+    before, _, after = rest.partition("?")[0].partition("/")
+    port = str(given.get("port") or "0")
+    if (is_url and scheme.isalpha() and (before.count("@") > 1 or "@" in after)) or not re.fullmatch(r"[\d,]+", port):
+        raise ConfigurationError(
+            "the database URL is not one that Postgres understands: in user and password / is written %2F and @ is %40"
+        )
+    return given
+
+
 def describe_dsn(dsn: str) -> str:
     """The database for a sentence, as a URL without its password."""
     try:
-        given = conninfo_to_dict(dsn)
-    except (psycopg.Error, UnicodeEncodeError):
+        given = parse_dsn(dsn)
+    except ConfigurationError:
         return "the database"
     host = given.get("host") or given.get("hostaddr") or "localhost"
     user = f"{given['user']}@" if given.get("user") else ""

@@ -23,7 +23,7 @@ from alembic.config import Config
 from sqlalchemy import exc as sa_errors
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
-from replaykit.postgres.database import describe_dsn, first_line
+from replaykit.postgres.database import describe_dsn, first_line, parse_dsn
 from replaykit.postgres.schema import REVISION, REVISIONS, check_schema, quote_name
 
 __all__ = ["current_revision", "sql", "upgrade"]
@@ -133,6 +133,7 @@ def _script_location() -> Iterator[Path]:
 
 
 def _connect(dsn: str) -> psycopg.Connection:
+    parse_dsn(dsn)
     try:
         return psycopg.connect(dsn, autocommit=True, connect_timeout=10, application_name="replaykit:migrate")
     except psycopg.Error as error:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from replaykit import Client
 from replaykit.errors import ConfigurationError
 from replaykit.interfaces.cli import run
 from replaykit.interfaces.reload import _Changes, _folder
+from tests.interfaces.running import ROOT, Running
 from tests.runtime.facts import eventually
-
-ROOT = Path(__file__).resolve().parents[2]
 
 BEFORE = """
 from pathlib import Path
@@ -45,31 +41,11 @@ async def pair(folder: str) -> list[str]:
 LATER = "def finish() -> str:\n    return {word!r}\n"
 
 
-class Dev:
-    """A `dev --reload` in a process of its own, with all that it has said so far."""
+class Dev(Running):
+    """A `dev --reload` of a module."""
 
     def __init__(self, module: Path, dsn: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "REPLAYKIT_DATABASE_URL": dsn}
-        program = "from replaykit.interfaces.cli import main; main()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "dev", str(module), "--reload", "--grace-seconds", "0"],
-            env=environment,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.said = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-
-    def until(self, words: str, times: int = 1) -> None:
-        eventually(lambda: self.said.count(words) >= times or self.process.poll() is not None, words)
-        assert self.said.count(words) >= times, self.said
+        super().__init__("dev", str(module), "--reload", "--grace-seconds", "0", dsn=dsn)
 
     def change(self, file: Path, source: str) -> None:
         """Write the file, and again until it was seen: nothing tells when the watching has begun."""
@@ -80,15 +56,6 @@ class Dev:
             return self.said.count("has changed") > seen
 
         eventually(noticed, f"{file} has changed")
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(timeout=60)
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
 
 
 @pytest.fixture
@@ -186,4 +153,6 @@ def test_without_watchfiles_there_is_a_way_out(
     code = run(["dev", str(ROOT / "tests" / "runtime" / "shop.py"), "--reload", "--database-url", dsn])
 
     assert code == 2
+    structlog.reset_defaults()
+
     assert capsys.readouterr().err == "replaykit: --reload needs watchfiles: pip install 'replaykit[reload]'\n"
