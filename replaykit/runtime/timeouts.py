@@ -18,6 +18,7 @@ from replaykit.replay.requests import CallStep
 __all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "within"]
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_SECONDS_MAX: Final = 1e9  # what every event loop's clock holds
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 
 
@@ -34,7 +35,8 @@ def seconds_left(timeout: float | dt.timedelta | dt.datetime, now: int) -> float
     """Of a body that begins now (microseconds); zero or less: it has none."""
     if isinstance(timeout, dt.datetime):
         return (microseconds(timeout) - now) / 1_000_000
-    return timeout.total_seconds() if isinstance(timeout, dt.timedelta) else float(timeout)
+    seconds = timeout.total_seconds() if isinstance(timeout, dt.timedelta) else float(timeout)
+    return min(seconds, _SECONDS_MAX)
 
 
 def timed_out(call: CallStep, attempt: int, started_at: int) -> BodyOutcome:
