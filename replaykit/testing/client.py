@@ -7,10 +7,10 @@ is an `Engine`, behind the same questions.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from typing_extensions import override
@@ -25,6 +25,7 @@ from replaykit.replay.failures import decode_error
 from replaykit.runtime import client as real
 from replaykit.runtime.client import Handle, RunInfo
 from replaykit.runtime.named import bind_by_schema
+from replaykit.runtime.target import Target
 from replaykit.runtime.watcher import ENDED
 from replaykit.testing.clock import VirtualClock, moment_of
 from replaykit.testing.engine import Engine
@@ -86,12 +87,14 @@ class Client(real.Client):
 
     def __init__(
         self,
-        stubs: Mapping[Any, Callable[..., Any]] | None = None,
+        stubs: Mapping[Any, Any] | None = None,
         resources: Any = None,
         now: dt.datetime | None = None,
         workflows: Sequence[Workflow[..., Any]] = (),
     ) -> None:
-        super().__init__("postgresql://none.invalid")
+        super().__init__()
+        self.target = _NoDatabase()
+        self._borrower = _NoBorrower()  # type: ignore[assignment]
         self._engine = Engine(VirtualClock(now), Stubs(stubs), resources)
         self._engine.know(workflows)
         self._engine.client = self
@@ -196,6 +199,27 @@ def _found(row: Row | None, reference: UUID | str) -> Row:
         what = "id" if isinstance(reference, UUID) else "id or key"
         raise RunNotFound(f"no run has the {what} {str(reference)!r}")
     return row
+
+
+class _NoDatabase(Target):
+    """Stands where a real client says which database it is."""
+
+    @override
+    def open(self) -> str:
+        raise ConfigurationError(_NO_DATABASE)
+
+
+class _NoBorrower:
+    """Stands where a real client borrows a caller's connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigurationError(_NO_DATABASE)
+
+
+_NO_DATABASE: Final = (
+    "a testing client has no database, so neither a Worker nor options(conn=) can use it: "
+    "take the fixtures replaykit_client and replaykit_worker for that"
+)
 
 
 class _Sessions:

@@ -89,6 +89,7 @@ class Engine:
         self._turn_due = False
         self._moving = 0
         self._mover = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
         self._shop: Shop | None = None
 
     # ------------------------------------------------------------------ what clients ask
@@ -109,6 +110,7 @@ class Engine:
             raise ConfigurationError("this testing client executes runs on another event loop: make one for each")
         self.close()
         self._host = host
+        self.work()
 
     def know(self, workflows: Iterable[Workflow[..., Any]]) -> None:
         """Runs of these workflows can be executed.
@@ -153,10 +155,11 @@ class Engine:
         """
         with self._rest() as inside:
             while True:
+                quiet = not inside and not self._moving and await self._is_quiet()
                 result = self.memory.result(run_id)
                 if result is None or result.state in ENDED:
                     return result
-                if not inside and not self._moving and not self._busy():
+                if quiet and not self._moving:
                     raise WaitsForTime(self._what_it_waits_for(run_id))
                 await self._change()
 
@@ -168,6 +171,7 @@ class Engine:
                 return
             self._moving += 1
             try:
+                await asyncio.sleep(0)  # tasks that were made just now begin first
                 async with self._mover:
                     await self._move(due)
             finally:
@@ -200,13 +204,16 @@ class Engine:
 
     def close(self) -> None:
         """Leave the event loop: runs in memory go back to be claimed anew, their bodies are stopped."""
-        shop = self._shop
+        shop, watch, self._watch = self._shop, self._watch, None
         for executor in list(self._executors.values()):
             with contextlib.suppress(RuntimeError):  # the loop is closed, and took its tasks along
                 executor.drop()
             self.memory.release(executor.run.id, self.clock.now())
         if shop is not None:
             shop.threads.shutdown(wait=False, cancel_futures=True)
+        if watch is not None and not watch.get_loop().is_closed():
+            watch.cancel()
+        self._tell()
         self._host = None
         self._forget()
 
@@ -228,8 +235,14 @@ class Engine:
 
     async def _settle(self) -> None:
         """Wait until nothing more happens at this moment of virtual time: bodies are real, and take real time."""
-        while self._busy():
-            await self._change()
+        while not await self._is_quiet():
+            if self._busy():
+                await self._change()
+
+    async def _is_quiet(self) -> bool:
+        if not self._busy():
+            await asyncio.sleep(0)  # bodies that were woken by the same news go on first
+        return not self._busy()
 
     def _busy(self) -> bool:
         return self._turn_due or any(not self._rests(executor) for executor in self._executors.values())
@@ -286,7 +299,21 @@ class Engine:
             executor = self._executors[run.id] = _Executor(self._open(), run, self._workflows[run.workflow])
             executor.engine = self
             executor.begin()
+        if self._executors and self._watch is None:
+            self._watch = self._loop.create_task(self._until_the_loop_ends(), name="replaykit testing")
         self._tell()
+
+    async def _until_the_loop_ends(self) -> None:
+        """While runs are in memory. `asyncio.run` cancels all tasks at its end: that is no outcome of a body."""
+        try:
+            while self._executors:
+                await self._change()
+        except asyncio.CancelledError:
+            if self._watch is asyncio.current_task():
+                self.close()
+            raise
+        if self._watch is asyncio.current_task():
+            self._watch = None
 
     def _open(self) -> Shop:
         if self._shop is None:
@@ -337,7 +364,7 @@ class Engine:
     def _tell(self) -> None:
         onlookers, self._onlookers = self._onlookers, []
         for future in onlookers:
-            if not future.done():
+            if not future.done() and not future.get_loop().is_closed():
                 future.set_result(None)
 
     @property

@@ -25,7 +25,7 @@ class Stubs:
         ConfigurationError: a key that is neither a function nor a name, or a stub that cannot be called.
     """
 
-    def __init__(self, given: Mapping[Any, Callable[..., Any]] | None) -> None:
+    def __init__(self, given: Mapping[Any, Any] | None) -> None:
         self._by_name: dict[str, Callable[..., Any]] = {}
         self._by_function: list[tuple[Any, Callable[..., Any]]] = []  # compared: a method of what has no hash, too
         self._unused: set[str] = set()
