@@ -687,8 +687,9 @@ class Driver:
             self._deliver_due()
         elif call.key not in self.in_flight and call.key not in self._tries.waiting:
             last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
-            if last is not None and last.next_at > self._now:
-                self._tries.wait(call, last, committed=last not in self._tries.rows)
+            stands = last not in self._tries.rows
+            if last is not None and (last.next_at > self._now or not stands):
+                self._tries.wait(call, last, committed=stands)
             else:
                 self._start(call)
 

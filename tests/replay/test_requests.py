@@ -154,8 +154,7 @@ def test_a_run_that_waits_for_nothing_can_be_cancelled_and_tidies_up() -> None:
             await step(echo, 1)
         return "never"
 
-    story = Story(stuck).play()
-    assert story.state is State.HELD
+    story = Story(stuck).until(lambda s: s.state is State.HELD)
 
     story.cancel()
     story.play()
@@ -361,8 +360,7 @@ def test_a_step_asked_with_another_input_after_a_rewind_is_another_call() -> Non
     story = Story(depends, answer).until(lambda s: len(s.bodies) == 2)
     story.end("flavoured")
     story.settle()
-    story.play()
-    assert story.state is State.FAILED
+    story.until(lambda s: s.state is State.FAILED)
     flavour[0] = "new"
     story.retry()
     story.play()

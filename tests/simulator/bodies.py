@@ -145,6 +145,8 @@ CALLS: Final[dict[str, Callable[[int], Pending[Any]]]] = {
     "record": lambda n: step(record, n, 2, third=3),
     "named": lambda n: step.options(name=f"named-{n % 3}")(add, n),
     "lambda": lambda n: step.options(name="nameless")(lambda: n),
+    "cheap": lambda n: step.options(name="cheap", durability="async")(add, n),
+    "cheap flaky": lambda n: step.options(name="cheap-flaky", durability="async")(flaky, n),
 }
 """How each kind of step is called."""
 

@@ -5,16 +5,21 @@ What a statement writes is copied, and what it reads is a copy: two workers shar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from replaykit.replay.entries import (
     PROTOCOL,
+    Attempt,
     ClaimedRun,
     Entry,
     Finish,
     Hold,
+    Kind,
+    Mail,
+    MailKind,
     Park,
     State,
     Unit,
@@ -46,6 +51,19 @@ class Row:
     reason: str | None = None
     claims: int = 0
     journal: dict[int, tuple[Entry, UUID]] = field(default_factory=dict)  # by seq, with its write_id
+    attempts: list[Attempt] = field(default_factory=list)
+    mailbox: list[Mail] = field(default_factory=list)
+    ends: list[tuple[State, str | None, str | None]] = field(default_factory=list)  # one more with each retry
+
+    @property
+    def rewinds(self) -> list[tuple[int, int]]:
+        """`(seq, to_seq)` of each rewind."""
+        rewinds = [e for e, _ in self.journal.values() if e.kind == Kind.REWIND]
+        return [(e.seq, e.to_seq or 0) for e in sorted(rewinds, key=lambda e: e.seq)]
+
+    def delivered(self, until: int, rewinds: list[tuple[int, int]]) -> list[Entry]:
+        """Copies of the entries up to that seq which those rewinds have not set aside."""
+        return [e for e in self.entries if e.seq <= until and not any(to <= e.seq < at for at, to in rewinds)]
 
     @property
     def entries(self) -> list[Entry]:
@@ -98,6 +116,8 @@ class Database:
         if taken:  # a part of them: the real statement fails a cast, and all of it is rolled back
             return Verdict.CONFLICT if taken == len(unit.entries) else Verdict.REFUSED
         self.insert(row, unit)
+        there = {(a.key, a.attempt) for a in row.attempts}
+        row.attempts += [replace(a) for a in unit.attempts if (a.key, a.attempt) not in there]
         self._change(row, unit)
         self.on_commit(row, unit)
         return Verdict.OK
@@ -123,6 +143,7 @@ class Database:
         row.token, row.write_id = None, unit.write_id
         if isinstance(change, Finish):
             row.state, row.output, row.error = change.state, change.output, change.error
+            row.ends.append((change.state, change.output, change.error))
         elif isinstance(change, Park | Hold):
             moved = change.wakes != row.wakes
             row.state = State.PENDING if moved else State.WAITING if isinstance(change, Park) else State.HELD
@@ -146,16 +167,43 @@ class Database:
             row.wakes,
             row.available_at,
             last_seq=len(entries),
+            claims=row.claims,
             entries=entries,
+            rewinds=row.rewinds,
+            attempts=[replace(a) for a in {a.key: a for a in row.attempts}.values()],
+            mail=list(row.mailbox),
         )
 
     # ------------------------------------------------------------------ everyone else's
 
     def wake(self, row: Row, now: int) -> None:
-        """Something for the run came into its mailbox; a person told it to go on."""
+        """Something for the run came into its mailbox."""
         row.wakes += 1
-        if row.state in (State.WAITING, State.HELD):
+        if row.state is State.WAITING:
             row.state, row.available_at = State.PENDING, now
+
+    def cancel(self, row: Row, now: int) -> None:
+        """`replaykit.cancel`."""
+        if row.state in ENDED:
+            return
+        if row.started_at is None:
+            row.state = State.CANCELLED
+            return
+        last_retry = max((m.id for m in row.mailbox if m.kind == MailKind.RETRY), default=0)
+        asked = any(m.kind == MailKind.CANCEL and m.id > last_retry for m in row.mailbox)
+        if row.state is State.HELD or not asked:
+            row.mailbox.append(Mail(len(row.mailbox) + 1, MailKind.CANCEL, None, now))
+            row.wakes += 1
+            if row.state in (State.WAITING, State.HELD):
+                row.state, row.available_at = State.PENDING, now
+
+    def retry(self, row: Row, now: int) -> None:
+        """`replaykit.retry`."""
+        assert row.state in (State.FAILED, State.HELD)
+        body = json.dumps({"from": row.state, "accept": None, "seq": len(row.journal)})
+        row.mailbox.append(Mail(len(row.mailbox) + 1, MailKind.RETRY, body, now))
+        row.wakes += 1
+        row.state, row.reason, row.available_at = State.PENDING, None, now
 
     def promote(self, row: Row) -> None:
         """Its time has come."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaykit.replay.entries import Entry, Kind, Outcome, State
+from replaykit.replay.entries import Attempt, Entry, Kind, Outcome, State
 from replaykit.replay.keys import idempotency_key
 from tests.simulator.database import Row
 from tests.simulator.programs import Watched, program
@@ -27,6 +28,8 @@ class BodyStart:
     key: str
     digest: str
     stands: int  # entries that stood in the journal then, as far as the worker may know
+    rewinds: int = 0  # that its execution knew of
+    ahead: bool = False  # of a step that may run ahead of the journal
 
 
 @dataclass(slots=True)
@@ -39,9 +42,10 @@ class History:
     outcomes: set[tuple[str, str | None, str | None]] = field(default_factory=set)  # key, output, error
 
 
-def new_execution(row: Row) -> Watched:
-    """An execution of the row's program, not started."""
-    args, kwargs = program.info.decode_arguments(row.input, {})
+def new_execution(row: Row, number: int | None = None) -> Watched:
+    """An execution of the row's program, or of that number's, not started."""
+    text = row.input if number is None else f'{{"number":{number}}}'
+    args, kwargs = program.info.decode_arguments(text, {})
     return Watched(
         program.fn,
         args,
@@ -59,7 +63,7 @@ def check_journal(row: Row) -> None:
     entries = [row.journal[seq][0] for seq in sorted(row.journal)]
     if [e.seq for e in entries] != list(range(1, len(entries) + 1)):
         raise Mismatch(f"a hole in the journal: seqs {[e.seq for e in entries]}")
-    keys = [e.key for e in entries]
+    keys = [e.key for e in row.delivered(len(entries), row.rewinds)]
     if len(set(keys)) != len(keys):
         raise Mismatch(f"a key twice in the journal: {sorted(k for k in set(keys) if keys.count(k) > 1)}")
     last = row.started_at or 0
@@ -72,25 +76,65 @@ def check_journal(row: Row) -> None:
 
 
 def check_run(row: Row, history: History, dice: random.Random) -> None:
-    """All that must hold of a run that has ended."""
+    """All that must hold of a run that has ended: of each of its lives, if it was retried after a failure."""
+    if row.started_at is None:
+        if row.state is not State.CANCELLED or history.executions:
+            raise Mismatch(f"a run that nobody began ended {row.state}")
+        return
     check_journal(row)
-    entries = row.entries
+    _check_attempts(row)
+    rewinds = row.rewinds
+    if len(row.ends) != len(rewinds) + 1:
+        raise Mismatch(f"{len(rewinds)} rewinds, and the run ended {len(row.ends)} times")
+    for life in range(len(rewinds) + 1):
+        until = rewinds[life][0] - 1 if life < len(rewinds) else len(row.journal)
+        _check_life(row, row.delivered(until, rewinds[:life]), history, life, dice)
+
+
+def _check_life(row: Row, entries: list[Entry], history: History, life: int, dice: random.Random) -> None:
     final = _replay(row, entries)
     ended = final.ended
     if final.hold_reason is not None:
         raise Mismatch(f"the final replay is held: {final.hold_reason}")
-    if ended is None:
+    untold = bool(entries) and entries[-1].kind == Kind.CANCEL and entries[-1].output is not None
+    if untold and row.ends[life] != (State.CANCELLED, None, None):
+        raise Mismatch(f"a request to end that could not be told ended the run with {row.ends[life]}")
+    if ended is None and not untold:
         raise Mismatch(f"the run has ended ({row.state}), the final replay of its {len(entries)} entries has not")
-    state = State.SUCCEEDED if ended.error is None else State.FAILED
-    if (row.state, row.output, row.error) != (state, ended.output, ended.error):
-        mine, theirs = row.output or row.error, ended.output or ended.error
-        raise Mismatch(f"the run ended {row.state} with {mine}, its replay {state} with {theirs}")
+    if ended is not None and not untold:
+        state = State.CANCELLED if ended.cancelled else State.SUCCEEDED if ended.error is None else State.FAILED
+        if row.ends[life] != (state, ended.output, ended.error):
+            raise Mismatch(
+                f"the run ended with {row.ends[life]}, its replay {state} with {ended.output or ended.error}"
+            )
     marks = final.marks
     final.leave()
     for n, execution in enumerate(history.executions):
-        _same_marks(f"execution {n} of {len(history.executions)}", execution, marks)
+        if execution.rewinds == life:
+            _same_marks(f"execution {n} of {len(history.executions)}", execution, marks)
     _check_prefix(row, entries[: dice.randint(0, len(entries))], marks)
-    _check_bodies(row, entries, history, marks)
+    _check_bodies(row, entries, history, life, marks)
+
+
+def _check_attempts(row: Row) -> None:
+    """Tries are counted without a gap for the whole life of the run, and every entry says which one it is."""
+    rows: dict[str, list[Attempt]] = {}
+    for a in row.attempts:
+        rows.setdefault(a.key, []).append(a)
+    tried: dict[str, set[int]] = {key: {a.attempt for a in made} for key, made in rows.items()}
+    for key, made in rows.items():
+        if any(b.tries not in (1, a.tries + 1) for a, b in itertools.pairwise(made)):
+            raise Mismatch(f"the tries of {key} are counted {[a.tries for a in made]}")
+    for e in row.entries:
+        if e.kind == Kind.STEP and e.reuses is None:
+            tried.setdefault(e.key, set()).add(e.attempt)
+        elif e.reuses is not None:
+            was = row.journal[e.reuses][0]
+            if (was.key, was.output, was.idempotency_key) != (e.key, e.output, e.idempotency_key):
+                raise Mismatch(f"entry {e.seq} repeats entry {e.reuses}, and is not the same")
+    for key, numbers in tried.items():
+        if numbers != set(range(1, len(numbers) + 1)):
+            raise Mismatch(f"the attempts of {key} are {sorted(numbers)}")
 
 
 def _replay(row: Row, entries: Iterable[Entry]) -> Watched:
@@ -106,9 +150,9 @@ def _replay(row: Row, entries: Iterable[Entry]) -> Watched:
     return execution
 
 
-def _check_prefix(row: Row, entries: list[Entry], marks: list[tuple[Any, Any]]) -> None:
+def _check_prefix(row: Row, entries: list[Entry], marks: dict[int, tuple[Any, Any]]) -> None:
     prefix = _replay(row, entries)
-    prefix.committed = len(entries)
+    prefix.committed = entries[-1].seq if entries else 0
     asked = {call.key for call in prefix.net_commands() if hasattr(call, "input")}
     answered = {e.key for e in entries}
     if asked & answered:
@@ -126,11 +170,11 @@ def leave(execution: Watched) -> None:
         raise Mismatch("a command came out of an execution that has left memory")
 
 
-def _same_marks(what: str, execution: Watched, marks: list[tuple[Any, Any]]) -> None:
+def _same_marks(what: str, execution: Watched, marks: dict[int, tuple[Any, Any]]) -> None:
     """Whether an execution asked for the same and saw the same, after each entry that it shares with the journal."""
-    for seq in range(min(execution.committed + 1, len(execution.marks))):
-        if seq >= len(marks) or execution.marks[seq] != marks[seq]:
-            mine, final = execution.marks[seq], marks[seq] if seq < len(marks) else None
+    for seq, mark in execution.marks.items():
+        if seq <= execution.committed and mark != marks.get(seq):
+            mine, final = mark, marks.get(seq)
             raise Mismatch(
                 f"{what} went another way after entry {seq}: {_shorten(mine)}; the final replay {_shorten(final)}"
             )
@@ -141,11 +185,13 @@ def _shorten(mark: Any) -> str:
     return text if len(text) <= 600 else f"{text[:600]}..."
 
 
-def _check_bodies(row: Row, entries: list[Entry], history: History, marks: list[tuple[Any, Any]]) -> None:
+def _check_bodies(
+    row: Row, entries: list[Entry], history: History, life: int, marks: dict[int, tuple[Any, Any]]
+) -> None:
     """Bodies were started for what the journal asks for, after the commits that led to it, and their outcomes stand."""
     asked: dict[str, tuple[int, str]] = {}
     given_up: dict[str, int] = {}
-    for seq, (commands, _) in enumerate(marks):
+    for seq, (commands, _) in marks.items():
         for command in commands:
             if command[0] == "given up":
                 given_up[command[1]] = seq
@@ -153,6 +199,8 @@ def _check_bodies(row: Row, entries: list[Entry], history: History, marks: list[
                 asked[command[0]] = (seq, command[2])
     answered = {e.key: e.seq for e in entries}
     for start in history.starts:
+        if start.rewinds != life or start.ahead:
+            continue
         if start.key not in asked:
             raise Mismatch(f"a body of {start.key} was started, the journal never asks for it")
         seq, digest = asked[start.key]
@@ -163,6 +211,8 @@ def _check_bodies(row: Row, entries: list[Entry], history: History, marks: list[
                 f"a body of {start.key} was started when entry {seq}, which it follows from, was not committed"
             )
     for stop in history.cancels:
+        if stop.rewinds != life or stop.ahead:
+            continue
         seq = min(given_up.get(stop.key, 1 << 30), answered.get(stop.key, 1 << 30))
         if stop.stands < seq:
             raise Mismatch(f"the body of {stop.key} was cancelled when entry {seq} was not committed")
@@ -171,5 +221,20 @@ def _check_bodies(row: Row, entries: list[Entry], history: History, marks: list[
             continue
         if e.outcome in (Outcome.OK, Outcome.ERROR) and (e.key, e.output, e.error) not in history.outcomes:
             raise Mismatch(f"entry {e.seq} holds an outcome that no body of {e.key} had")
-        if e.idempotency_key != idempotency_key(row.id, e.key) or e.digest != asked[e.key][1]:
-            raise Mismatch(f"entry {e.seq} ({e.key}) has another idempotency key or digest than its call")
+        if e.digest != asked[e.key][1]:
+            raise Mismatch(f"entry {e.seq} ({e.key}) has another digest than its call")
+        if e.idempotency_key != _key_of(row, e):
+            raise Mismatch(f"entry {e.seq} ({e.key}) has another idempotency key than its call")
+
+
+def _key_of(row: Row, e: Entry) -> str | None:
+    """The same for the same call, whatever became of it; another one once a rewind led to another input."""
+    if e.name.startswith("cheap"):
+        return None
+    rewinds = [at for at, _ in row.rewinds if at < e.seq]
+    before = [x for x in row.entries if x.key == e.key and x.kind == Kind.STEP and x.seq < e.seq]
+    if not before:
+        return idempotency_key(row.id, e.key)
+    if before[-1].digest == e.digest:
+        return before[-1].idempotency_key
+    return idempotency_key(row.id, f"{e.key}\0rewind:{len(rewinds)}")

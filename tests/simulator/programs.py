@@ -50,39 +50,48 @@ class Watched(Execution):
 
     Attributes:
         marks: by seq (0: the start), `(commands, sights)`.
-        committed: how many of its entries are known to stand in the journal.
+        committed: up to which seq its entries are known to stand in the journal.
+        rewinds: how many of them it knows of.
+        sent: when the requests were sent that it may be told of, by mailbox id.
     """
 
-    marks: list[tuple[Any, Any]]
+    marks: dict[int, tuple[Any, Any]]
     sights: list[Any]
     committed: int = 0
     absolute: int = 0
     live: bool = False  # driven by a worker that does not drain
-    replaying: bool = False
+    reading: bool = False
+    wrong: bool = False  # of other code than the journal's
+    rewinds: int = 0
+    sent: dict[int, int]
 
     def start(self) -> list[Any]:
-        self.marks, self.sights = [], []
+        self.marks, self.sights = {}, []
         commands = super().start()
-        self._mark(commands)
+        self._mark(0, commands)
         return commands
 
     def replay(self, entries: Iterable[Entry]) -> None:
-        self.replaying = True
+        self.reading = True
         super().replay(entries)
-        self.replaying = False
+        self.reading = False
 
     def _deliver(self, entry: Entry, value: Any) -> None:  # live and replayed entries both come by here
         due = self.next_deadline
-        if entry.kind == Kind.STEP and due is not None and due < entry.at and self.live and not self.replaying:
+        if entry.kind == Kind.STEP and due is not None and due < entry.at and self.live and not self.reading:
             breach(f"the outcome of {entry.key} overtook a timer that was due {entry.at - due} us before")
+        if entry.kind == Kind.CANCEL and entry.mailbox_id is not None and not self.reading and self.live:
+            sent = self.sent[entry.mailbox_id]
+            if due is not None and due < sent and due <= entry.at:
+                breach(f"a request to end overtook a timer that was due {sent - due} us before it was sent")
         super()._deliver(entry, value)
-        self._mark(self._commands)
+        self._mark(entry.seq, self._commands)
 
-    def _mark(self, commands: list[Command]) -> None:
+    def _mark(self, seq: int, commands: list[Command]) -> None:
         asked = tuple(
             (c.key, c.name, c.input.digest) if isinstance(c, CallStep) else ("given up", c.key) for c in commands
         )
-        self.marks.append((asked, tuple(self.sights)))
+        self.marks[seq] = (asked, tuple(self.sights))
         self.sights.clear()
 
 
@@ -121,7 +130,10 @@ class _Grower:
 
     def root(self) -> Node:
         parts = [self.node(0) for _ in range(self.dice.randint(2, 4))]
-        return ("seq", tuple(("attempt", part) if self.dice.random() < 0.7 else part for part in parts))
+        parts = [("attempt", part) if self.dice.random() < 0.7 else part for part in parts]
+        if self.dice.random() < 0.3:  # runs that fail are retried: now it may go well
+            parts.insert(self.dice.randint(1, len(parts)), ("fail", self.dice.choice((1, 2, 3)), True))
+        return ("seq", tuple(parts))
 
     def node(self, depth: int) -> Node:
         self.left -= 1

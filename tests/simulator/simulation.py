@@ -1,22 +1,31 @@
 """One schedule: two workers on one database, and everything that can go wrong with them, decided by a seed.
 
 Each event is one thing that happens at once in the world: a statement runs, an answer arrives, a body ends, a worker
-dies. Between any two the others may come. The invariants, by where they are checked:
+dies. Between any two the others may come: a crash, a lease taken away, a drain, a lost acknowledgement, a late attempt, a
+refusal, a person's cancel or retry, a deploy of other code, a back-off, a thread that outlives its time.
+
+The invariants, by where they are checked:
 
 At each commit, body and unit (here):
 - no hole in a journal, each key once in it, its clock never goes back, no timer before its time (`check_journal`);
 - no timer is fired early by the clocks that its worker knows, and its unit carries the `wakes` that were read;
 - a step whose entry is committed is never begun again, nor one that is in flight, in one worker or in two that live;
 - no body begins in a run that is held or drains, none is cancelled that is not in flight;
-- no unit meets an entry of another write under a valid token; no run is held, gets stuck, or stays in memory in vain.
+- no unit meets an entry of another write under a valid token; no run gets stuck or stays in memory in vain, and none is
+  held but by a refusal or by code that is not its journal's;
+- a try begins when all tries before it have a row, its time has come, and no thread of the last one lives;
+- a request to end that was read is delivered while the function runs, and never before a timer that was due before it.
 
-At the end of each run (`invariants.py`), by one replay of its journal:
+At the end of each run (`invariants.py`), by one replay of its journal for each of its lives (a retry after a failure
+begins one):
 - it is not held and ends with the last entry, as the run ended, with the same result or error to the letter;
 - every execution there ever was (live, rebuilt, evicted, dead, zombie) asked for the same in the same order, and saw
   the same values, times, winners and errors, after each entry that it shares with the journal; so did a prefix of it;
 - timers fired in the order of their deadlines, and before the outcome of a body that came later (a drain apart);
 - each body was begun, and cancelled, for what the journal asks for, with the same input, after the entries that the
   request followed from were committed; each entry holds an outcome that a body of it had;
+- tries are numbered without a gap for the whole life of the run; what a rewind set aside is repeated to the letter, and
+  a step keeps its idempotency key as long as its input is the same;
 - after `leave()` no command came out, and no user code ran on another run's loop, nor saw another task's context.
 """
 
@@ -29,15 +38,14 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
 from replaykit.limits import Settings
 from replaykit.replay.calls import StepInfo
-from replaykit.replay.driver import CancelBody, Driver, Phase, StartBody
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Park, State, Unit, Verdict
-from replaykit.replay.keys import idempotency_key
+from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, StartBody
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Outcome, Park, State, Unit, Verdict
 from replaykit.replay.requests import CallStep
 from tests.simulator import bodies
 from tests.simulator.database import ENDED, Database, Row
@@ -60,6 +68,11 @@ class Chances:
     zombie: float = 0.012
     drain: float = 0.008
     wake: float = 0.03
+    cancel: float = 0.004
+    retry: float = 0.8  # of a run that has failed, once
+    again: float = 0.3  # of a body that failed: its retry= says to try again
+    wrong: float = 0.03  # of a claim: a deploy of other code, and the way back
+    linger: float = 0.2  # of such a body: its time ran out, and its thread lives on
     stale: float = 0.03
     lost: float = 0.06
     late: float = 0.05
@@ -73,6 +86,7 @@ class Body:
 
     call: CallStep
     started_at: int
+    attempt: int = 1
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +107,7 @@ class Host:
     rebuilt: tuple[Driver, Watched] | None = None
     stands: int = 0  # entries known to stand
     outcomes: set[str] = field(default_factory=set)  # keys whose bodies ended here: never begun here again
+    threads: set[str] = field(default_factory=set)  # keys whose last try's thread lives on
 
 
 @dataclass(eq=False, slots=True)
@@ -131,6 +146,8 @@ class Simulation:
         self.late: list[Unit] = []
         self.dead: set[tuple[UUID, UUID]] = set()
         self.writers: dict[UUID, Watched] = {}  # by write id
+        self.decided: dict[UUID, int] = {}
+        self.retried: dict[UUID, bool] = {}
         for n in range(self.dice.choice((1, 2, 2))):
             number = seed * 10 + n
             row = Row(self._id(), number, f'{{"number":{number}}}', self.dice.getrandbits(62), self.now)
@@ -148,7 +165,7 @@ class Simulation:
         bodies.breaches.clear()
         try:
             events = 0
-            while any(row.state not in ENDED for row in self.database.rows.values()):
+            while any(self._goes_on(row, events) for row in self.database.rows.values()):
                 events += 1
                 if events > _EVENTS_MAX:
                     raise Mismatch(
@@ -170,6 +187,11 @@ class Simulation:
                     execution.leave()
         if bodies.breaches:
             raise Mismatch(bodies.breaches[0])
+
+    def _goes_on(self, row: Row, events: int) -> bool:
+        if row.state is State.FAILED and events < self.chances.chaos_events:
+            return self._may_retry(row)
+        return row.state not in ENDED
 
     def _turn(self, chaos: bool) -> None:
         self._let_time_pass()
@@ -197,13 +219,16 @@ class Simulation:
                 events.append((self._promote, (row,)))
             elif row.state is State.RUNNING and row.token is not None and (row.id, row.token) in self.dead:
                 events.append((self._reap, (row,)))
-            elif row.state is State.HELD:
-                events.append((self._wake, (row,)))
+            elif row.state is State.HELD or (row.state is State.FAILED and chaos and self._may_retry(row)):
+                events.append((self._retry, (row,)))
         events += [(self._arrive_late, (unit,)) for unit in self.late]
         return events
 
     def _events_of(self, host: Host, chaos: bool) -> list[Event]:
         events: list[Event] = [(self._end_body, (host, key)) for key in host.bodies]
+        events += [(self._end_thread, (host, key)) for key in sorted(host.threads)]
+        if host.run.wakes != host.row.wakes and host.driver.phase is Phase.ACTIVE:
+            events.append((self._read_mail, (host,)))
         if host.worker.draining and chaos:
             events += [(self._stop_body, (host, key)) for key in host.bodies]
         if host.answer is not None:
@@ -214,7 +239,7 @@ class Simulation:
             events += [(self._send, (host, chaos))] * 2
         elif host.driver.phase is not Phase.ACTIVE:
             events.append((self._rebuild, (host,)))
-        elif host.bodies or self._is_due(host):
+        elif host.bodies or host.threads or self._is_due(host):
             events.append((self._tick, (host,)))
         else:
             self._check_waits(host)
@@ -260,6 +285,8 @@ class Simulation:
         chances, draw = self.chances, self.dice.random()
         rows = [row for row in self.database.rows.values() if row.state not in ENDED]
         worker = self.dice.choice(self.workers)
+        if not rows:
+            return False
         if draw < chances.crash:
             self._crash(worker)
         elif draw < chances.crash + chances.zombie:
@@ -272,6 +299,11 @@ class Simulation:
             self._drain(worker)
         elif draw < chances.crash + chances.zombie + chances.drain + chances.wake:
             self._wake(self.dice.choice(rows))
+        elif draw < chances.crash + chances.zombie + chances.drain + chances.wake + chances.cancel:
+            row = self.dice.choice(rows)
+            self.facts["cancels asked"] += 1
+            self._say(row, "a person asks it to end")
+            self.database.cancel(row, self.now)
         else:
             return False
         return True
@@ -289,17 +321,34 @@ class Simulation:
         run = self.database.claim(row, self._id(), self.now)
         self._say(row, f"claimed by {worker.name}, {run.last_seq} entries")
         self.facts["claims"] += 1
-        driver, watched = self._replay(run, row)
+        driver, watched = self._wrong_code(run, row) or self._replay(run, row)
         host = Host(worker, run, row, driver, watched, stands=len(run.entries))
         worker.hosts[row.id] = host
         watched.live = True
         driver.begin(self._clock(worker))
         self._obey(host)
 
-    def _replay(self, run: ClaimedRun, row: Row) -> tuple[Driver, Watched]:
-        watched = new_execution(row)
-        self.histories[row.id].executions.append(watched)
+    def _wrong_code(self, run: ClaimedRun, row: Row) -> tuple[Driver, Watched] | None:
+        """The run meets other code than its journal's: it must be held."""
+        if not run.entries or self.dice.random() > self.chances.wrong:
+            return None
+        watched = new_execution(row, row.number + 1)
+        watched.wrong = True
+        watched.sent = {m.id: m.sent_at for m in run.mail}
         driver = Driver(run, watched, new_id=self._id, settings=SETTINGS)
+        driver.replay([replace(e) for e in run.entries])
+        if watched.hold_reason is None:
+            watched.leave()  # too short a journal to tell them apart
+            return None
+        self.facts["met other code"] += 1
+        return driver, watched
+
+    def _replay(self, run: ClaimedRun, row: Row, *, again: bool = False) -> tuple[Driver, Watched]:
+        watched = new_execution(row)
+        watched.rewinds = len(run.rewinds)
+        watched.sent = {m.id: m.sent_at for m in run.mail}
+        self.histories[row.id].executions.append(watched)
+        driver = Driver(run, watched, new_id=self._id, settings=SETTINGS, again=again)
         cut = self.dice.randint(0, len(run.entries))
         driver.replay(run.entries[:cut])
         driver.replay(run.entries[cut:])
@@ -321,6 +370,19 @@ class Simulation:
     def _wake(self, row: Row) -> None:
         self._say(row, "something came into its mailbox")
         self.database.wake(row, self.now)
+
+    def _may_retry(self, row: Row) -> bool:
+        """Decided once a failure."""
+        ends = len(row.ends)
+        if self.decided.get(row.id, 0) < ends:
+            self.decided[row.id] = ends
+            self.retried[row.id] = ends <= 3 and self.dice.random() < self.chances.retry
+        return self.retried[row.id]
+
+    def _retry(self, row: Row) -> None:
+        self._say(row, f"a person retries it: it was {row.state}")
+        self.facts[f"retries of {row.state}"] += 1
+        self.database.retry(row, self.now)
 
     def _crash(self, worker: Worker) -> None:
         self.facts["crashes"] += 1
@@ -407,14 +469,43 @@ class Simulation:
 
     def _end_body(self, host: Host, key: str) -> None:
         body = host.bodies.pop(key)
-        info = StepInfo(host.run.id, key, 1, idempotency_key(host.run.id, key), dict)
+        info = StepInfo(host.run.id, key, body.attempt, body.call.idempotency_key, dict)
         outcome = bodies.run_body(body.call, info, body.started_at, self.dice, SETTINGS)
+        if outcome.error is not None and self.dice.random() < self.chances.again:
+            self._try_again(host, body, outcome)
+            return
         self._say(
             host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
         )
         self.histories[host.row.id].outcomes.add((key, outcome.output, outcome.error))
         host.outcomes.add(key)
         host.driver.body_ended(key, outcome, self._clock(host.worker))
+        self._obey(host)
+
+    def _try_again(self, host: Host, body: Body, outcome: BodyOutcome) -> None:
+        key, wait = body.call.key, self.dice.choice((0.0, 0.0, 0.5, 3.0, 30.0, 3_600.0))
+        lingering = self.dice.random() < self.chances.linger
+        self._say(host.row, f"{host.worker.name}: body of {key} fails; again after {wait:g} s, lingering {lingering}")
+        self.facts["tries again"] += 1
+        if lingering:
+            host.threads.add(key)
+        host.driver.body_failed(key, outcome, wait, self._clock(host.worker), lingering=lingering)
+        self._obey(host)
+
+    def _end_thread(self, host: Host, key: str) -> None:
+        self._say(host.row, f"{host.worker.name}: the thread of {key} ends")
+        host.threads.discard(key)
+        host.driver.thread_ended(key, self._clock(host.worker))
+        self._obey(host)
+
+    def _read_mail(self, host: Host) -> None:
+        row, driver = host.row, host.driver
+        self._say(row, f"{host.worker.name} reads its mail")
+        host.watched.sent = {m.id: m.sent_at for m in row.mailbox}
+        driver.mail(row.wakes, list(row.mailbox), self._clock(host.worker))
+        open_one = driver._letters.cancel is not None and driver.execution.may_be_cancelled
+        if open_one and not host.worker.draining and not driver._rewinding:
+            raise Mismatch("a request to end was read and not delivered")
         self._obey(host)
 
     def _stop_body(self, host: Host, key: str) -> None:
@@ -436,9 +527,11 @@ class Simulation:
             if host.fresh is None:
                 self._drop(host)
         elif host.rebuilt is None:
-            host.rebuilt = self._replay(host.fresh, row)
+            host.rebuilt = self._replay(host.fresh, row, again=True)
         else:
             self.facts["rebuilds"] += 1
+            if len(host.run.rewinds) != len(host.fresh.rewinds):
+                host.outcomes.clear()  # what was set aside may be asked for with another input
             host.run, host.fresh = host.fresh, None
             host.stands = len(host.run.entries)
             (host.driver, host.watched), host.rebuilt = host.rebuilt, None
@@ -457,7 +550,7 @@ class Simulation:
         driver = host.driver
         for action in driver.take_actions():
             if isinstance(action, StartBody):
-                self._start_body(host, action.call)
+                self._start_body(host, action)
             else:
                 self._give_up(host, action)
         unit = driver.next_unit()
@@ -471,15 +564,17 @@ class Simulation:
         elif set(host.bodies) != set(driver.in_flight):
             raise Mismatch(f"in flight are {sorted(host.bodies)}, the driver thinks {sorted(driver.in_flight)}")
 
-    def _start_body(self, host: Host, call: CallStep) -> None:
-        row, key = host.row, call.key
+    def _start_body(self, host: Host, action: StartBody) -> None:
+        row, call, key = host.row, action.call, action.call.key
         self._say(row, f"{host.worker.name}: body of {key} starts with {call.input.text}")
         live = row.token == host.run.token
         if host.driver.execution.hold_reason is not None or host.worker.draining:
             raise Mismatch(f"a body of {key} was started in a run that is held or drains")
-        if key in host.bodies or key in host.outcomes:
+        if key in host.threads:
+            raise Mismatch(f"a body of {key} was started while the thread of its last try lives")
+        if key in host.bodies or (key in host.outcomes and not call.runs_ahead):
             raise Mismatch(f"a body of {key} was started where one is in flight, or had its outcome")
-        if live and any(entry.key == key for entry, _ in row.journal.values()):
+        if live and any(entry.key == key for entry in row.delivered(len(row.journal), host.run.rewinds)):
             raise Mismatch(f"a body of {key} was started, its entry is committed")
         for worker in self.workers:
             other = worker.hosts.get(row.id)
@@ -491,23 +586,43 @@ class Simulation:
                 and key in other.bodies
             ):
                 raise Mismatch(f"bodies of {key} in two live workers")
-        host.bodies[key] = Body(call, self._clock(host.worker))
+        if live:
+            self._check_attempt(row, action)
+            self._check_set_aside(host, call)
+        host.bodies[key] = Body(call, self._clock(host.worker), action.attempt)
         self.facts["bodies"] += 1
-        self.histories[row.id].starts.append(BodyStart(key, call.input.digest, host.stands))
+        start = BodyStart(key, call.input.digest, host.stands, host.watched.rewinds, call.runs_ahead)
+        self.histories[row.id].starts.append(start)
+
+    def _check_attempt(self, row: Row, action: StartBody) -> None:
+        """All tries before it have a row, or an entry that a rewind has set aside, and their time has come."""
+        key = action.call.key
+        tried = {a.attempt for a in row.attempts if a.key == key}
+        tried |= {e.attempt for e in row.entries if e.key == key and e.kind == Kind.STEP}
+        if tried != set(range(1, action.attempt)):
+            raise Mismatch(f"attempt {action.attempt} of {key} begins, the rows know of {sorted(tried)}")
+
+    def _check_set_aside(self, host: Host, call: CallStep) -> None:
+        """A result that a rewind has set aside is asked for again with the same input: no body runs."""
+        before = [e for e in host.row.entries if e.key == call.key and e.kind == Kind.STEP]
+        if before and before[-1].outcome == Outcome.OK and before[-1].digest == call.input.digest:
+            raise Mismatch(f"a body of {call.key} was started, its result was set aside and is asked for again")
 
     def _give_up(self, host: Host, action: CancelBody) -> None:
         self._say(host.row, f"{host.worker.name}: body of {action.key} is given up")
         self.facts["bodies given up"] += 1
-        if host.bodies.pop(action.key, None) is None:
+        body = host.bodies.pop(action.key, None)
+        if body is None:
             raise Mismatch(f"{action.key} is to be cancelled and is not in flight")
-        self.histories[host.row.id].cancels.append(BodyStart(action.key, "", host.stands))
+        stop = BodyStart(action.key, "", host.stands, host.watched.rewinds, body.call.runs_ahead)
+        self.histories[host.row.id].cancels.append(stop)
 
     def _check_unit(self, host: Host, unit: Unit) -> None:
         self._say(host.row, f"{host.worker.name}: unit {[e.key for e in unit.entries]} {unit.change}")
         for e in unit.entries:
             if e.kind == Kind.TIMER:
                 self._check_timer(host, unit, e)
-        if isinstance(unit.change, Hold):
+        if isinstance(unit.change, Hold) and not host.watched.wrong:
             raise Mismatch(f"the run is held: {unit.change.reason}")
         if isinstance(unit.change, Park):
             self.facts["parks"] += 1

@@ -19,8 +19,8 @@ from uuid import UUID
 
 import pytest
 
-from replaykit.replay import driver, execution, loop
-from replaykit.replay.entries import ClaimedRun, Unit, Verdict
+from replaykit.replay import driver, execution, loop, rewinds, tries
+from replaykit.replay.entries import ClaimedRun, Mail, Unit, Verdict
 from tests.simulator import bodies, simulation
 from tests.simulator.database import Database, Row
 from tests.simulator.simulation import Chances, simulate
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS_MAX = 400
 """Within so many schedules a missing rule must show."""
 
-ROUGH = Chances(crash=0.02, late=0.15, lost=0.1, stale=0.1)
+ROUGH = Chances(crash=0.02, late=0.15, lost=0.1, stale=0.1, cancel=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -234,9 +234,54 @@ def waiting_runs_stay_in_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "Park", lambda *_: None)
 
 
+def tries_before_their_rows(patch: pytest.MonkeyPatch) -> None:
+    real = tries.Tries.wait
+    patch.setattr(
+        tries.Tries, "wait", lambda self, call, row, **how: real(self, call, row, **{**how, "committed": True})
+    )
+
+
+def threads_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = tries.Tries.wait
+    patch.setattr(
+        tries.Tries, "wait", lambda self, call, row, **how: real(self, call, row, **{**how, "lingering": False})
+    )
+
+
+def a_request_overtakes_timers(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Letters.__dict__["cancel"].fget
+
+    def cancel(self: driver.Letters) -> Mail | None:
+        letter: Mail | None = real(self)
+        return replace(letter, sent_at=0) if letter is not None else None
+
+    patch.setattr(driver.Letters, "cancel", property(cancel))
+
+
+def what_is_set_aside_runs_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rewinds.Rewinds, "result_for", lambda self, call: None)
+
+
+def another_call_under_an_old_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rewinds.Rewinds, "idempotency_key", lambda self, call, keys: keys.of(call.key))
+
+
+def a_retry_forgets_its_tries(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tries.Tries, "__init__", lambda self, _: tries_init(self, ()))
+
+
+tries_init = tries.Tries.__init__
+
+
 @pytest.mark.parametrize(
     ("switch", "says"),
     [
+        (tries_before_their_rows, "the rows know of"),
+        (threads_are_forgotten, "while the thread of its last try lives"),
+        (a_request_overtakes_timers, "a request to end overtook a timer"),
+        (what_is_set_aside_runs_again, "set aside and is asked for again"),
+        (another_call_under_an_old_key, "another idempotency key"),
+        (a_retry_forgets_its_tries, ""),
         (commands_before_commit, "was not committed"),
         (a_verdict_for_each_row, "hole"),
         (timers_fire_early, "timer due"),
