@@ -76,6 +76,10 @@ def draw_run(report: Row) -> RenderableType:
         until = moment(run.get("available_at"))
         when = f" until {_clock(run['available_at'])} ({ago(run['available_at'])})" if until is not None else ""
         parts.append(_sentence("waits", f"for {run['waiting_for'] or 'its turn'}{when}", "magenta"))
+    known = report.get("known")
+    if known is not None and run["workflow"] not in known:
+        there = f"; they have {', '.join(known)}" if known else ""
+        parts.append(_sentence("waits", f"for a worker: no live worker has {run['workflow']}{there}", "magenta"))
     if run["reason"]:
         parts.append(_sentence("held" if run["state"] == "held" else "reason", run["reason"], "yellow"))
     if run.get("error") is not None:

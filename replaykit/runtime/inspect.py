@@ -102,7 +102,7 @@ class Inspector:
 
     def drawn(self, run_id: UUID, *, every: bool = False) -> Row:
         """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies,
-        the last `requests`.
+        the last `requests`, and of a pending run `known`, the workflows that live workers have.
 
         Args:
             run_id: which.
@@ -121,12 +121,14 @@ class Inspector:
         runs, journal, attempts, in_flight, requests = self._ask(
             lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
         )
+        run = self._one(runs, run_id)
         return {
-            "run": self._one(runs, run_id),
+            "run": run,
             "journal": journal,
             "attempts": attempts,
             "in_flight": in_flight,
             "requests": requests,
+            "known": sorted(self.workflows()) if run["state"] == "pending" else None,
         }
 
     def workers(self, *, stopped: bool = False) -> list[Row]:

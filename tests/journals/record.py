@@ -11,6 +11,7 @@ import json
 import random
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from replaykit.replay.requests import CallStep, Command
 from replaykit.replay.tags import remember_modules
 from tests.journals.dice import take_dice
 
-__all__ = ["Record", "record", "replay"]
+__all__ = ["Record", "entries_of", "record", "replay"]
 
 Record = dict[str, Any]
 
@@ -55,17 +56,25 @@ class Watched(Execution):
         )
 
 
-def record(workflow: Workflow[..., Any], number: int) -> Record:
-    """Run it, with bodies that end in a random order and after random times."""
-    dice = random.Random(f"{workflow.name} {number}")
+def record(workflow: Workflow[..., Any], number: int, begun: Sequence[Entry] = (), chance: str = "") -> Record:
+    """Run it, with bodies that end in a random order and after random times.
+
+    Args:
+        workflow: the workflow.
+        number: its argument; decides with `chance` about the order, the times and what bodies return.
+        begun: a journal to go on from, as the next owner of the run does.
+        chance: makes another order.
+    """
+    dice = random.Random(f"{workflow.name} {number}{chance}")
     take_dice(dice)
     remember_modules()
     run = _run(workflow.name, number)
     execution = _execution(workflow, run)
     driver = Driver(run, execution, new_id=lambda: uuid.UUID(int=dice.getrandbits(128)), settings=SETTINGS)
-    entries: list[Entry] = []
+    entries: list[Entry] = list(begun)
     in_flight: dict[str, CallStep] = {}
-    now = START
+    now = entries[-1].at if entries else START
+    driver.replay(dataclasses.replace(entry) for entry in begun)
     driver.begin(now)
     try:
         while driver.phase is Phase.ACTIVE:
@@ -101,13 +110,18 @@ def replay(workflow: Workflow[..., Any], found: Record) -> Record:
     remember_modules()
     run = _run(workflow.name, found["number"])
     execution = _execution(workflow, run)
-    entries = [Entry(seq=seq, **fields) for seq, fields in enumerate(found["entries"], 1)]
+    entries = entries_of(found)
     try:
         execution.start()
         execution.replay(dataclasses.replace(entry) for entry in entries)
         return _as_record(execution, run, entries)
     finally:
         execution.leave()
+
+
+def entries_of(found: Record) -> list[Entry]:
+    """A record's journal."""
+    return [Entry(seq=seq, **fields) for seq, fields in enumerate(found["entries"], 1)]
 
 
 def _run(name: str, number: int) -> ClaimedRun:
