@@ -47,9 +47,10 @@ class Sizes:
     replay: int = 50_000
     waiting: int = 100_000
     killed: int = 1_000
+    cancelled: int = 100
 
 
-QUICK = Sizes(pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100)
+QUICK = Sizes(pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100, cancelled=20)
 
 
 def one(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,6 +164,22 @@ def recovery(dsn: str, sizes: Sizes) -> list[Row]:
     ]
 
 
+def cancelling(dsn: str, sizes: Sizes) -> list[Row]:
+    """How soon a run in memory is told to end."""
+    found = one(run_part("cancelling", database(dsn, "cancelling"), str(sizes.cancelled)))
+    median, longest = found["median_ms"], found["longest_ms"]
+    return [
+        Row(
+            "cancel of a running run, commit to its CancelledError",
+            "250 ms",
+            "10 ms",
+            f"{median:.1f} ms, longest of {sizes.cancelled}: {longest:.1f} ms",
+            longest <= 250,
+            median <= 10,
+        )
+    ]
+
+
 def peers(dsn: str, _: Sizes) -> list[Row]:
     """The peers in the same run; no must, but what the figures stand beside."""
     python = ROOT / ".venv-peers" / "bin" / "python"
@@ -205,6 +222,7 @@ PARTS: dict[str, Callable[[str, Sizes], list[Row]]] = {
     "short": short_runs,
     "recovery": recovery,
     "waiting": waiting,
+    "cancelling": cancelling,
     "peers": peers,
 }
 

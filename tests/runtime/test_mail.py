@@ -242,8 +242,8 @@ async def test_a_run_that_cannot_be_driven_is_held_until_it_is_asked_to_end(dsn:
 async def test_a_letter_that_comes_just_before_the_hold_is_read(dsn: str, rows: Rows) -> None:
     """The run is pending then: whoever takes it reads the request."""
     run, token = uuid4(), uuid4()
-    columns = "id, workflow, state, lease_token, worker, wakes"
-    rows.ask(f"insert into runs ({columns}) values (%s, 'x', 'running', %s, %s, 1)", run, token, uuid4())
+    columns = "id, workflow, state, lease_token, worker, wakes, started_at, protocol"
+    rows.ask(f"insert into runs ({columns}) values (%s, 'x', 'running', %s, %s, 1, now(), 1)", run, token, uuid4())
     database = Database(dsn)
     connection = await database.connect()
     try:
