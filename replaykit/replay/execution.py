@@ -27,7 +27,7 @@ from typing import Any, Final
 from replaykit.errors import ConfigurationError, Gone, NotJournalable
 from replaykit.limits import Settings
 from replaykit.replay.entries import Entry, Kind, Outcome
-from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.failures import decode_error, encode_error, error_summary
 from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import absolute_key, check_name
 from replaykit.replay.libraries import order_libraries
@@ -246,9 +246,12 @@ class Execution:
 
     def _not_asked(self, entry: Entry) -> str:
         asked = [f"{c.key} at {c.where}" for c in self.open.values() if not c.abandoned]
-        code = f"the code asks for {', '.join(asked[:3])}" if asked else "the code asks for nothing"
+        code = f"the code asks for {', '.join(asked[:3])}" if asked else f"the code waits at {self._stacks()}"
         if self.ended is not None:
             code = "the code has ended"
+            if self.ended.error is not None:
+                kind, message, line = error_summary(self.ended.error)
+                code += f" with {kind.removeprefix('builtins.')}: {_head(message)}{f' ({line})' if line else ''}"
         return f"entry {entry.seq}: the journal holds step {entry.key}, {code}"
 
     def _advance(self) -> None:
