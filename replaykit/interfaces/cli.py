@@ -34,6 +34,7 @@ SETTINGS: dict[str, tuple[type, str]] = {
     "grace_seconds": (float, "How long bodies may finish after SIGTERM."),
     "evict_after_seconds": (float, "A run that waits longer leaves memory."),
     "poll_seconds": (float, "Time between two looks for work without a hint."),
+    "recoveries_max": (int, "How often a run that ends its process is tried apart before it is held."),
     "payload_bytes_max": (int, "The largest single value in the journal."),
     "input_bytes_max": (int, "A plain step's larger input is kept as digest and head."),
     "drain_callbacks_max": (int, "Callbacks that a run may need between two entries."),

@@ -259,7 +259,7 @@ class Supervisor:
         try:
             if slot is not self._spare and self._spare.child is not None:
                 slot.child, self._spare.child = self._spare.child, None
-                self._spare.spawn_at = time.monotonic() + SPARE_AFTER_SECONDS
+                self._spare.spawn_at = time.monotonic() + (0 if slot.solo else SPARE_AFTER_SECONDS)
             else:
                 slot.child = self._spawn()
         except OSError as error:  # no memory, no process, no descriptor left: the machine's trouble may pass

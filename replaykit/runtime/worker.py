@@ -22,9 +22,10 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from types import FrameType
 from typing import Any, Final, Self
 
 from replaykit.about import __version__
@@ -41,7 +42,7 @@ from replaykit.limits import (
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_transient
 from replaykit.postgres.schema import Bound, done_channel, work_channel
-from replaykit.replay.calls import Workflow
+from replaykit.replay.calls import CURRENT_STEP, Workflow
 from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verdict
 from replaykit.replay.tags import remember_modules
@@ -51,6 +52,7 @@ from replaykit.runtime.executor import Executor, Shop
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
 from replaykit.runtime.ids import write_ids
 from replaykit.runtime.target import Target
+from replaykit.runtime.watchdog import Culprit, Watchdog
 from replaykit.runtime.writer import Answer, Writer
 
 __all__ = ["Lifespan", "Worker"]
@@ -137,6 +139,7 @@ class Worker:
         self._others: Connection | None = None
         self._others_free = asyncio.Lock()
         self._ended_hint = asyncio.Event()
+        self._watchdog = Watchdog(self._executing)
 
     # ------------------------------------------------------------------ public
 
@@ -249,6 +252,7 @@ class Worker:
         if not self._poll_only:
             loops += [self._listen_loop, self._hint_loop]
         self._tasks = [asyncio.create_task(loop(), name=f"replaykit{loop.__name__}") for loop in loops]
+        self._watchdog.start()
 
     async def _connect(self, writer: Writer, stack: contextlib.AsyncExitStack) -> None:
         """Everything at once: a child that replaces a dead one has runs waiting for it."""
@@ -320,6 +324,7 @@ class Worker:
 
     async def _close(self, *, hand_back: bool) -> None:
         stack, self._stack = self._stack, None
+        self._watchdog.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -405,9 +410,24 @@ class Worker:
                 self._work.set()
                 return
 
+    def _executing(self, task: asyncio.Task[Any] | None, frame: FrameType) -> Culprit:
+        """Whose code the loop executes at this moment. In the watchdog's thread."""
+        at: FrameType | None = frame
+        while at is not None:
+            executor = at.f_locals.get("self") if at.f_globals.get("__name__") == Executor.__module__ else None
+            if isinstance(executor, Executor):  # of a body's task, else the workflow's own code
+                bodies = list(executor.bodies.items())
+                return executor.run.id, next((key for key, body in bodies if body.task is task), None)
+            at = at.f_back
+        # A task that a body has made: its context says whose it is (it can be asked from 3.12 on).
+        context: Mapping[Any, Any] = getattr(task, "get_context", dict)()
+        step = context.get(CURRENT_STEP)
+        return (step.run_id, step.key) if step is not None else (None, None)
+
     async def _tick_loop(self) -> None:
         while True:
             self._heartbeat.tick()
+            self._watchdog.tick()
             for executor in list(self._executors.values()):
                 if executor.postponed:
                     asyncio.get_running_loop().call_soon(executor.tick)
@@ -618,8 +638,11 @@ class Worker:
         if self._executors.get(executor.run.id) is executor:
             del self._executors[executor.run.id]
         self._quiet.set()
-        if executor.driver is not None and isinstance(executor.driver.change, Finish | Hold):
+        change = executor.driver.change if executor.driver is not None else None
+        if isinstance(change, Finish | Hold):
             self._ended_hint.set()
+        if isinstance(change, Hold):  # without its reason, which may quote inputs
+            log.error("run_held", run_id=str(executor.run.id), why="its code: `replaykit show` has the reason")
         if self._more and self._has_room():
             self._work.set()
 
