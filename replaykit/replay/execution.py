@@ -573,13 +573,16 @@ def _head(text: str | None, length: int = 200) -> str:
 def _stack(task: asyncio.Task[Any]) -> str:
     """The innermost lines of user code that a task waits at: `a.py:3 in pay < a.py:9 in main`."""
     lines: list[str] = []
+    below: list[str] = []  # asyncio's and ours: shown where there are no others'
+
     awaited: Any = task.get_coro()
     for _ in range(100):
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
         if frame is None:
             break
         code: CodeType = frame.f_code
-        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        part = below if package in ("asyncio", "replaykit") else lines
+        part.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
-    lines.reverse()
-    return " < ".join(lines[:6])
+    return " < ".join((lines or below)[:-7:-1])
