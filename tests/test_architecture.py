@@ -62,6 +62,7 @@ REPLAY_IMPORTS = {
     ),
     *("itertools", "json", "keyword", "linecache", "logging", "math", "numbers", "operator", "pathlib", "random", "re"),
     *(
+        "marshal",  # codec.py: two values made of builtins alone compared with their classes, at C speed
         "reprlib",
         "struct",
         "sys",

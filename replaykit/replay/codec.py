@@ -19,13 +19,16 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import functools
 import inspect
 import json
+import marshal
 import math
 import types
 import typing
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import pydantic
@@ -34,10 +37,11 @@ import typing_extensions
 from pydantic import BaseModel, TypeAdapter
 
 from replaykit.errors import NotJournalable
+from replaykit.replay import secrets
 from replaykit.replay.jsontext import compact, escape, parse, sorted_keys, unescape
-from replaykit.replay.tags import DEPTH_MAX, SECRETS, a, is_fixed, is_plain, key_text, revive, sort_pairs, tag
+from replaykit.replay.tags import DEPTH_MAX, a, is_fixed, is_plain, key_text, revive, sort_pairs, tag
 
-__all__ = ["Codec", "codec_for", "misfit", "tagged"]
+__all__ = ["Codec", "Masked", "codec_for", "misfit", "path_of_secret", "tagged"]
 
 
 class Codec(ABC):
@@ -46,10 +50,12 @@ class Codec(ABC):
     Attributes:
         stable: the text itself is canonical, for equal values have equal texts.
         exact: what encodes without an error comes back equal, so that no comparison is owed.
+        secretive: the annotation has a place for a secret.
     """
 
     stable: bool = False
     exact: bool = False
+    secretive: bool = False
 
     @abstractmethod
     def encode(self, value: Any) -> str:
@@ -82,13 +88,31 @@ class Codec(ABC):
             twin = self.decode(text)
         except Exception as error:  # also what an author's own validator raises
             raise NotJournalable(f"$: {a(value)} does not come back from its own JSON: {misfit(error)}") from None
-        if not self.exact and not self.equal(value, twin):
-            raise NotJournalable(_difference(value, twin))
+        self.compare(value, twin)
         return twin
 
+    def compare(self, value: Any, twin: Any) -> None:
+        """Raise NotJournalable, with the path of the first part that differs, unless `twin` may stand for `value`."""
+        if not self.exact and not self.equal(value, twin):
+            raise NotJournalable(_difference(value, twin))
+
+    def mask(self, value: Any) -> tuple[str, Masked] | None:
+        """The text of a value that holds secrets, each as `***`, and the value itself to be made anew for a body.
+
+        None when it holds something else that has no form.
+        """
+        found: list[Any] = []
+        try:
+            with secrets.kept(found):
+                numbered = self.encode(value)
+            with secrets.masked():
+                return self.encode(value), Masked(self, numbered, found)
+        except NotJournalable:
+            return None
+
     def equal(self, value: Any, twin: Any) -> bool:
-        """Whether `twin` may stand for `value`: equal, same class; NaN and classes without `__eq__` by their parts."""
-        return _same(value, twin, 0)
+        """Whether `twin` may stand for `value`: equal and of the same classes, or of those that were declared."""
+        return _same(value, twin, 0) and not _hides(value, twin)
 
     def canonical(self, text: str) -> str:
         """The form of `text` that is digested: keys sorted; members of sets were sorted when they were encoded."""
@@ -107,6 +131,22 @@ class Codec(ABC):
     @abstractmethod
     def json_schema(self) -> dict[str, Any]:
         """JSON schema of the annotation; empty when everything fits, or none can be made."""
+
+
+class Masked:
+    """A value whose secrets were kept beside its text; a new one is made for each body."""
+
+    __slots__ = ("_codec", "_secrets", "_text")
+
+    def __init__(self, codec: Codec, text: str, found: list[Any]) -> None:
+        self._codec = codec
+        self._text = text
+        self._secrets = found
+
+    def fresh(self) -> Any:
+        """The value, its secrets included. Raises ValueError as the codec's `decode` does."""
+        with secrets.kept(self._secrets):
+            return self._codec.decode(self._text)
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -215,6 +255,9 @@ class _Tagged(Codec):
             return sorted_keys(sort_pairs(parse(text)))
         return super().canonical(text)
 
+    def equal(self, value: Any, twin: Any) -> bool:
+        return _same(value, twin, 0)  # a tag keeps the class and whatever `==` does not see
+
     def from_json(self, value: Any) -> Any:
         adapter = self._schema()
         if adapter is not None:
@@ -253,9 +296,10 @@ _CONFIG: Final[pydantic_core.CoreConfig] = {
     "ser_json_inf_nan": "strings",
 }
 _SORTED_ON_WRITING: Final = "replaykit.sorted"
+_READS_SECRET: Final = {"type": "no-info", "function": secrets.read}
 _OPAQUE_KEYS: Final = frozenset({"metadata", "default", "default_factory", "cls", "expected", "members"})
 
-# Schemas whose JSON is the same for equal values, and that `==` sees through.
+# Schemas whose JSON is the same for equal values.
 _PLAIN_SCHEMAS: Final = frozenset(
     (
         *("none", "bool", "int", "float", "complex", "decimal", "str", "bytes", "date", "timedelta", "uuid"),
@@ -265,8 +309,6 @@ _PLAIN_SCHEMAS: Final = frozenset(
         *("function-after", "function-before", "function-wrap", "to-string", "format"),
     )
 )
-# And those whose JSON has an order of its own.
-_UNORDERED_SCHEMAS: Final = frozenset(("dict", "typed-dict", "typed-dict-field", "any"))
 
 
 class _Typed(Codec):
@@ -280,15 +322,12 @@ class _Typed(Codec):
         schema = _prepare(adapter.core_schema)
         nodes = list(_nodes(schema))
         kinds = {node["type"] for node in nodes}
-        self._secret = any(isinstance(n.get("cls"), type) and issubclass(n["cls"], SECRETS) for n in nodes)
+        self.secretive = any((n.get("function") or {}) == _READS_SECRET for n in nodes)
         self.stable = kinds <= _PLAIN_SCHEMAS and not any(map(_is_unordered, nodes))
-        self._subtle = not kinds <= _PLAIN_SCHEMAS | _UNORDERED_SCHEMAS  # == misses zones, folds, maxlen
         self._dump = _serializer(schema).to_json
         self._load = _validator(schema).validate_json
 
     def encode(self, value: Any) -> str:
-        if self._secret:
-            raise NotJournalable(f"$: {_short(self._annotation)} holds a secret, and secrets are never written")
         try:
             return escape(self._dump(value, by_alias=False, round_trip=True, warnings="error").decode())
         except Exception as error:  # also what an author's own serializer raises
@@ -297,10 +336,9 @@ class _Typed(Codec):
     def decode(self, text: str) -> Any:
         return self._load(unescape(text), by_alias=False, by_name=True)
 
-    def equal(self, value: Any, twin: Any) -> bool:
-        return _same(value, twin, 0) and not (self._subtle and _loses(value, twin, 0))
-
     def from_json(self, value: Any) -> Any:
+        if self.secretive:  # what others wrote may hold one in clear; a record never does
+            return self._adapter.validate_json(compact(value), by_alias=False, by_name=True)
         return self._load(compact(value), by_alias=False, by_name=True)
 
     def json_schema(self) -> dict[str, Any]:
@@ -308,6 +346,8 @@ class _Typed(Codec):
 
     def _why(self, value: Any, error: Exception) -> str:
         """The sentence for a value that pydantic does not serialize. Never quotes the value: it may be a secret."""
+        if "SecretMet" in str(error):
+            return f"${path_of_secret(value) or ''}: {secrets.REFUSED}"
         try:
             tag(value)
         except NotJournalable as found:
@@ -326,6 +366,8 @@ class _Typed(Codec):
 def _prepare(schema: Any) -> Any:
     """A core schema with our config in every model and dataclass, which else bring their own, and with sets sorted."""
     if isinstance(schema, dict):
+        if secrets.is_secret_schema(schema):
+            return secrets.core_schema_of(schema)
         made = {key: value if key in _OPAQUE_KEYS else _prepare(value) for key, value in schema.items()}
         kind = made.get("type")
         if kind in ("model", "dataclass", "typed-dict"):
@@ -484,8 +526,8 @@ class _Str(_Scalar):
 
 
 def _misplaced(value: Any, declared: str) -> str:
-    if isinstance(value, SECRETS):
-        return "$: secrets are never written"
+    if isinstance(value, secrets.SECRETS):
+        return f"$: {secrets.REFUSED}"
     return f"$: {a(value)} where {declared} is declared"
 
 
@@ -545,19 +587,142 @@ def _nan_apart(members: Any) -> tuple[frozenset[Any], int]:
     return proper, len(members) - len(proper)
 
 
-def _loses(value: Any, twin: Any, depth: int) -> bool:
-    """Whether equal values differ in what `==` does not see: a zone, a fold, a deque's maxlen, a default factory."""
-    if isinstance(value, (dt.datetime, dt.time)):
-        zones = value.tzinfo, twin.tzinfo
-        same = zones[0] is zones[1] or (is_fixed(zones[0]) and is_fixed(zones[1]))
-        return value.fold != twin.fold or not same
-    if isinstance(value, (str, int, float, type(None))) or depth > DEPTH_MAX:
+# Of equal values of these classes nothing is left to see; float and int are told apart by their class.
+_ATOMS: Final = frozenset((int, str, float, bool, type(None), bytes, dt.date, dt.timedelta, decimal.Decimal, uuid.UUID))
+_MARSHAL_VERSION: Final = 2  # without references, which tell shared parts from equal ones
+
+
+def _hides(value: Any, twin: Any) -> bool:
+    """`_loses`, with a way of C speed for values made of builtins alone: marshal refuses subclasses."""
+    if type(value) in _ATOMS and type(value) is type(twin):
         return False
-    if isinstance(value, collections.deque) and value.maxlen != twin.maxlen:
+    if type(value) in (list, dict, tuple) and _same_builtins(value, twin):
+        return False
+    return _loses(value, twin, 0)
+
+
+def _same_builtins(value: Any, twin: Any) -> bool:
+    try:
+        return marshal.dumps(value, _MARSHAL_VERSION) == marshal.dumps(twin, _MARSHAL_VERSION)
+    except ValueError:  # some other class
+        return False
+
+
+def _loses(value: Any, twin: Any, depth: int) -> bool:
+    """Whether equal values differ in what `==` does not see.
+
+    That is the class of a part (a named tuple in a list of tuples), a zone, a fold, a deque's maxlen, a default factory,
+    and whatever a class leaves out of its comparison.
+    """
+    kind = type(value)
+    if kind is not type(twin):
+        return not _may_stand_for(value, twin)
+    if kind in _ATOMS or depth > DEPTH_MAX:
+        return False
+    walk = _walk_of(kind)  # type: ignore[arg-type]
+    return walk is not None and walk(value, twin, depth + 1)
+
+
+@functools.lru_cache(1_024)
+def _walk_of(kind: type[Any]) -> Callable[[Any, Any, int], bool] | None:
+    """How parts of a value of this class are compared; None when it has none that we know of."""
+    for base, walk in _WALKS:
+        if issubclass(kind, base):
+            return walk
+    return _loses_fields if dataclasses.is_dataclass(kind) else None
+
+
+def _loses_moment(value: Any, twin: Any, depth: int) -> bool:
+    zones = value.tzinfo, twin.tzinfo
+    return value.fold != twin.fold or not (zones[0] is zones[1] or (is_fixed(zones[0]) and is_fixed(zones[1])))
+
+
+def _loses_items(value: Any, twin: Any, depth: int) -> bool:
+    kinds = list(map(type, value))
+    if kinds == list(map(type, twin)):
+        if _ATOMS.issuperset(kinds):
+            return False
+        one = kinds[0]
+        alike = _is_flat(one) and kinds.count(one) == len(kinds)  # many of one model
+        if alike and _same_builtins([item.__dict__ for item in value], [item.__dict__ for item in twin]):
+            return False
+    return any(_loses(x, y, depth) for x, y in zip(value, twin, strict=True))
+
+
+def _loses_queue(value: Any, twin: Any, depth: int) -> bool:
+    return value.maxlen != twin.maxlen or _loses_items(value, twin, depth)
+
+
+def _loses_members(value: dict[Any, Any], twin: dict[Any, Any], depth: int) -> bool:
+    names = list(value)
+    if names != list(twin) and all(name in twin for name in names):  # equal, in another order
+        by_value = {name: name for name in twin}
+        twin = {by_value[name]: twin[name] for name in names}
+    return _loses_items(names, list(twin), depth) or _loses_items(list(value.values()), list(twin.values()), depth)
+
+
+def _loses_factory(value: Any, twin: Any, depth: int) -> bool:
+    return value.default_factory is not twin.default_factory or _loses_members(value, twin, depth)
+
+
+def _loses_set(value: Any, twin: Any, depth: int) -> bool:
+    by_value = {item: item for item in twin}
+    return any(_loses(item, by_value.get(item, item), depth) for item in value)
+
+
+def _loses_fields(value: Any, twin: Any, depth: int) -> bool:
+    if _is_flat(type(value)) and _same_builtins(value.__dict__, twin.__dict__):  # type: ignore[arg-type]
+        return False
+    mine, other = _fields(value), _fields(twin)
+    if mine.keys() != other.keys():
         return True
-    if isinstance(value, collections.defaultdict) and value.default_factory is not twin.default_factory:
+    if not _compares_all(type(value)) and not all(_same(item, other[name], depth) for name, item in mine.items()):  # type: ignore[arg-type]
         return True
-    return any(_loses(x, y, depth + 1) for (_, x), (_, y) in zip(_parts(value), _parts(twin), strict=False))
+    return _loses_members(mine, other, depth)
+
+
+_WALKS: Final[tuple[tuple[type, Callable[[Any, Any, int], bool]], ...]] = (
+    (dt.datetime, _loses_moment),
+    (dt.time, _loses_moment),
+    (collections.defaultdict, _loses_factory),
+    (dict, _loses_members),
+    (list, _loses_items),
+    (tuple, _loses_items),
+    (collections.deque, _loses_queue),
+    (set, _loses_set),
+    (frozenset, _loses_set),
+    (BaseModel, _loses_fields),
+)
+
+
+@functools.lru_cache(1_024)
+def _compares_all(cls: type[Any]) -> bool:
+    """Whether `==` of a model or dataclass sees each of its fields."""
+    if issubclass(cls, BaseModel):
+        return cls.__eq__ is BaseModel.__eq__
+    made = getattr(cls.__eq__, "__code__", None)  # dataclasses compile theirs from text
+    return made is not None and made.co_filename == "<string>" and all(f.compare for f in dataclasses.fields(cls))
+
+
+@functools.lru_cache(1_024)
+def _is_flat(cls: type[Any]) -> bool:
+    """Whether instances are their `__dict__` and nothing more."""
+    if issubclass(cls, BaseModel):
+        extra = cls.model_config.get("extra") == "allow" or cls.__private_attributes__
+        return not extra and _compares_all(cls)
+    return dataclasses.is_dataclass(cls) and not hasattr(cls, "__slots__") and _compares_all(cls)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Fields of a model or dataclass; of a model extra fields and private attributes as well, and no cached_property."""
+    if not isinstance(value, BaseModel):
+        return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    found = value.__dict__
+    fields = type(value).__pydantic_fields__
+    if len(found) > len(fields):
+        found = {name: item for name, item in found.items() if name in fields}
+    extra, private = value.__pydantic_extra__, value.__pydantic_private__
+    return {**found, **(extra or {}), **(private or {})} if extra or private else found
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -566,11 +731,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f".{key}" if type(key) is str else f"[{key_text(key)}]", item) for key, item in value.items()]
     if isinstance(value, (list, tuple, collections.deque)):
         return [(f"[{n}]", item) for n, item in enumerate(value)]
-    if isinstance(value, BaseModel):
-        more = {**(value.__pydantic_extra__ or {}), **(value.__pydantic_private__ or {})}
-        return [(f".{name}", item) for name, item in {**value.__dict__, **more}.items()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return [(f".{name}", item) for name, item in _fields(value).items()]
     return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
 
 
@@ -594,6 +756,18 @@ def _difference(value: Any, twin: Any) -> str:
             f"${path}: {a(value)} would lose its zone or fold: keep UTC or a fixed offset, or leave the annotation open"
         )
     return f"${path}: {a(value)} would not come back equal"
+
+
+def path_of_secret(value: Any, depth: int = 0) -> str | None:
+    """The path of the first secret in a value (`.order.card`), None when it has none."""
+    if isinstance(value, secrets.SECRETS):
+        return ""
+    if depth < DEPTH_MAX:
+        for name, part in _parts(value):
+            path = path_of_secret(part, depth + 1)
+            if path is not None:
+                return name + path
+    return None
 
 
 def misfit(error: Exception) -> str:

@@ -29,7 +29,7 @@ _NOTES_MAX: Final = 50
 _NOTE_CHARS_MAX: Final = 20 * 1024
 _CAUSES_MAX: Final = 3  # the chain is for reading: three links say where it began
 _PART_CHARS_MAX: Final = 64 * 1024  # one argument or attribute
-_MEMBERS_MAX: Final = 100  # of an exception group
+_MEMBERS_MAX: Final = 100  # of all exception groups in one error
 _DEPTH_MAX: Final = 20  # groups in groups
 
 _STDLIB: Final = traceback.__file__.rpartition("/")[0] + "/"
@@ -53,10 +53,11 @@ def encode_error(error: BaseException) -> str:
     """JSON text of an exception. Never raises: what can't be read of it is left out.
 
     The object has `type`, `message`, `line` (the innermost line of user code), `args`, and where there are any
-    `attributes`, `notes`, `members`, `cause`, `traceback`, `left_out` (names of what could not be recorded).
+    `attributes`, `notes`, `members`, `cause` (what it was raised from) or `context` (what was being handled), `traceback`,
+    `left_out` (names of what could not be recorded).
     """
     try:
-        return _dump(_describe(error, 0, _CAUSES_MAX))
+        return _dump(_describe(error, 0, _CAUSES_MAX, [_MEMBERS_MAX]))
     except Exception as defect:  # RecursionError, MemoryError, an attribute that raises: the entry is owed all the same
         return _dump(
             {
@@ -91,7 +92,7 @@ def error_summary(text: str) -> tuple[str, str, str]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _describe(error: BaseException, depth: int, causes: int) -> dict[str, Any]:
+def _describe(error: BaseException, depth: int, causes: int, room: list[int]) -> dict[str, Any]:
     left_out: list[str] = []
     message = _message(error)
     found: dict[str, Any] = {"type": _type(error), "message": message, "line": _user_line(error.__traceback__)}
@@ -102,17 +103,21 @@ def _describe(error: BaseException, depth: int, causes: int) -> dict[str, Any]:
     attributes = _attributes(error, left_out)
     if attributes:
         found["attributes"] = attributes
-    notes = [str(note)[:_NOTE_CHARS_MAX] for note in list(getattr(error, "__notes__", None) or ())[:_NOTES_MAX]]
+    notes = _notes(error, left_out)
     if notes:
         found["notes"] = notes
     if isinstance(error, BaseExceptionGroup):
-        if depth < _DEPTH_MAX:
-            found["members"] = [_describe(member, depth + 1, causes) for member in error.exceptions[:_MEMBERS_MAX]]
-        if depth >= _DEPTH_MAX or len(error.exceptions) > _MEMBERS_MAX:
-            left_out.append("members")
-    cause = error.__cause__
-    if cause is not None and causes > 0:
-        found["cause"] = _describe(cause, depth, causes - 1)
+        members = error.exceptions[: room[0]] if depth < _DEPTH_MAX else ()
+        room[0] -= len(members)
+        if members:
+            found["members"] = [_describe(member, depth + 1, causes, room) for member in members]
+        if len(members) < len(error.exceptions):
+            left_out.append(f"{len(error.exceptions) - len(members):,} members")
+    name, chained = "cause", error.__cause__
+    if chained is None and not error.__suppress_context__:
+        name, chained = "context", error.__context__
+    if chained is not None and causes > 0:
+        found[name] = _describe(chained, depth, causes - 1, room)
     trace = _traceback(error)
     if trace:
         found["traceback"] = trace
@@ -130,9 +135,22 @@ def _type(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         message = str(error)
-    except Exception:
+    except BaseException:  # whatever an author's __str__ raises: a SystemExit here would end the worker
         return "<no message: __str__ raised>"
     return _cut(message)
+
+
+def _notes(error: BaseException, left_out: list[str]) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, (list, tuple)):
+        return []
+    found = []
+    for n, note in enumerate(notes[:_NOTES_MAX]):
+        try:
+            found.append(str(note)[:_NOTE_CHARS_MAX])
+        except Exception:
+            left_out.append(f"notes[{n}]")
+    return found
 
 
 def _cut(text: str) -> str:
@@ -237,6 +255,8 @@ def _rebuild(found: dict[str, Any], depth: int) -> BaseException:
         error.add_note(_RECORDED + trace)
     if "cause" in found:
         error.__cause__ = _rebuild(found["cause"], depth)
+    elif "context" in found:
+        error.__context__ = _rebuild(found["context"], depth)
     return error
 
 

@@ -7,6 +7,7 @@ their name as a list, `**kwargs` as an object.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
@@ -18,8 +19,9 @@ from hashlib import sha256
 from typing import Any, Final
 
 from replaykit.errors import ConfigurationError, NotJournalable
-from replaykit.replay.codec import Codec, codec_for, misfit
-from replaykit.replay.tags import name_of
+from replaykit.replay.codec import Codec, Masked, codec_for, misfit
+from replaykit.replay.secrets import NOT_HANDED_OVER, REFUSED
+from replaykit.replay.tags import a, name_of
 
 __all__ = ["BoundInput", "FunctionInfo", "describe", "same_input", "shorten_input"]
 
@@ -35,8 +37,9 @@ class BoundInput:
 
     Attributes:
         text: JSON object by parameter name, as recorded.
-        digest: SHA-256, hex, of its canonical form without the live arguments.
-        live: arguments that can't be journaled, by parameter; recorded as their type's name.
+        digest: SHA-256, hex, of its canonical form without the live arguments; a secret counts as `***`.
+        live: arguments that are more than their record, by parameter: those that can't be journaled (recorded as their
+            type's name) and those that hold secrets (recorded with `***`).
         given: the caller's own arguments, while they are still to be compared with their twins.
     """
 
@@ -74,6 +77,7 @@ class FunctionInfo:
             plain.append(p)
         # the fast path: positional arguments alone, and no keyword-only parameter is required
         needs_more = any(p.kind is p.KEYWORD_ONLY and p.default is _EMPTY for p in parameters)
+        needs_more = needs_more or any(codec.secretive for codec in self._codecs.values())
         self._prefixes = {p.name: f"{json.dumps(p.name, ensure_ascii=False)}:" for p in parameters}
         self._plain = [(p.name, self._prefixes[p.name], self._codecs[p.name]) for p in plain]
         self._plain_max = -1 if needs_more else len(plain)
@@ -134,8 +138,20 @@ class FunctionInfo:
                 if strict and not codec.exact:
                     codec.check(value, text)
             except NotJournalable as error:
+                found = codec.mask(value) if str(error).endswith(REFUSED) else None
                 if strict:
-                    raise NotJournalable(f"$.{name}{str(error)[1:]}") from None
+                    where = f"$.{name}{str(error)[1:]}"
+                    raise NotJournalable(f"{where.partition(': ')[0]}: {NOT_HANDED_OVER}" if found else where) from None
+                if found is not None:
+                    text, live[name] = found
+                    parts.append(prefix + text)
+                    canonical.append(prefix + codec.canonical(text))
+                    continue
+                if isinstance(value, _OF_A_RUN):
+                    raise NotJournalable(
+                        f"$.{name}: {a(value)} belongs to the run's own tasks, and a body is none of them: what it put there "
+                        "would be missing in a replay. Pass values, and let the body return its own"
+                    ) from None
                 live[name] = value
                 parts.append(f"{prefix}{json.dumps({_OPAQUE: name_of(type(value))})}")
             else:
@@ -155,24 +171,27 @@ class FunctionInfo:
             return self.decode_arguments(bound.text, bound.live)
         values: dict[str, Any] = {}
         for name, text in _split(bound.text).items():
-            if name in bound.live:
-                values[name] = bound.live[name]
-                continue
             codec = self._codecs[name]
+            live = bound.live.get(name)
+            if name in bound.live and not isinstance(live, Masked):
+                values[name] = live
+                continue
             try:
-                twin = codec.decode(text)
+                twin = live.fresh() if isinstance(live, Masked) else codec.decode(text)
             except Exception as error:
                 raise NotJournalable(f"$.{name}: does not come back from its own JSON: {misfit(error)}") from None
             if not codec.exact and not codec.equal(given[name], twin):
-                self._check_unchanged(name, codec, given[name], text)
+                self._check_unchanged(name, given[name], text, twin)
             values[name] = twin
         return self._call(values)
 
-    def _check_unchanged(self, name: str, codec: Codec, value: Any, text: str) -> None:
+    def _check_unchanged(self, name: str, value: Any, text: str, twin: Any) -> None:
         """Raise for a value that is lost; keep silent for one that the caller changed between the call and the body."""
+        codec = self._codecs[name]
         try:
-            if codec.encode(value) == text:
-                codec.check(value, text)
+            found = codec.mask(value) or (codec.encode(value),)
+            if text == found[0]:
+                codec.compare(value, twin)
         except NotJournalable as error:
             raise NotJournalable(f"$.{name}{str(error)[1:]}") from None
 
@@ -198,7 +217,8 @@ class FunctionInfo:
         values: dict[str, Any] = {}
         for name, part in _split(text).items():
             if name in live:
-                values[name] = live[name]
+                one = live[name]
+                values[name] = one.fresh() if type(one) is Masked else one
             elif name in self._codecs:
                 values[name] = self._codecs[name].decode(part)
             elif name == _SHORTENED:
@@ -208,12 +228,22 @@ class FunctionInfo:
         return self._call(values)
 
     def decode_input(self, text: str) -> dict[str, Any]:
-        """A recorded input as a dict by parameter name, for `StepInfo.input`; live arguments are left out."""
-        return {
-            name: self._codecs[name].decode(part)
-            for name, part in _split(text).items()
-            if name in self._codecs and _opaque(part) is None
-        }
+        """A recorded input as a dict by parameter name, for `StepInfo.input`.
+
+        Live arguments are left out. Where a secret was there is a `Secret` that was never written.
+        """
+        values: dict[str, Any] = {}
+        for name, part in _split(text).items():
+            codec = self._codecs.get(name)
+            if codec is None or _opaque(part) is not None:
+                continue
+            try:
+                values[name] = codec.decode(part)
+            except Exception:
+                if not codec.secretive:
+                    raise
+                # a validator of the author's asked for the secret: without it there is no such value
+        return values
 
     def _call(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = []
@@ -381,6 +411,17 @@ def _space(text: str, at: int) -> int:
 
 
 # --- describing a function --------------------------------------------------------------------------------------------
+
+_OF_A_RUN: Final = (
+    asyncio.Future,
+    asyncio.Queue,
+    asyncio.Event,
+    asyncio.Lock,
+    asyncio.Condition,
+    asyncio.Semaphore,
+    asyncio.Barrier,
+)
+"""What the tasks of a run share, and no body may."""
 
 _ATTRIBUTE: Final = "__replaykit__"
 _unattached: dict[int, tuple[Any, FunctionInfo]] = {}

@@ -26,16 +26,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-import pydantic
 import pydantic_core
 from pydantic import BaseModel
 
 from replaykit.errors import NotJournalable
+from replaykit.replay import secrets
 from replaykit.replay.jsontext import sorted_keys
 
 __all__ = [
     "DEPTH_MAX",
-    "SECRETS",
     "a",
     "class_named",
     "is_fixed",
@@ -50,9 +49,6 @@ __all__ = [
 
 DEPTH_MAX: Final = 150
 """Levels of nesting in one value: pydantic's parser gives up at about 200, and a tag adds a level of its own."""
-
-SECRETS: Final = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
-"""Classes whose values are never written."""
 
 _LEAVES: Final = frozenset({type(None), bool, int, str})
 
@@ -137,6 +133,7 @@ def sort_pairs(value: Any) -> Any:
 _modules: frozenset[str] | None = None
 _names: dict[type, str] = {}  # classes that were found by their own name
 _NAMES_MAX: Final = 4_096
+_RENAMED: Final = {"re.PatternError": "re.error"}  # by 3.13: journals go from one Python to another
 
 
 def remember_modules() -> None:
@@ -150,8 +147,21 @@ def remember_modules() -> None:
 
 
 def name_of(cls: type) -> str:
-    """`module.Qualified.Name`, as the journal writes it."""
-    return f"{cls.__module__}.{cls.__qualname__}"
+    """`module.Qualified.Name`, as the journal writes it: the same in each process and under each Python."""
+    module = cls.__module__
+    if module == "__main__":
+        module = _script() or module
+    name = f"{module}.{cls.__qualname__}"
+    return _RENAMED.get(name, name)
+
+
+def _script() -> str | None:
+    """The name under which a worker imports the script that runs here; None if it has none, or is that of another module."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    name: str = spec.name if spec is not None else pathlib.PurePath(file).stem if file else ""
+    return name if name not in sys.modules and all(part.isidentifier() for part in name.split(".")) else None
 
 
 def class_named(name: str) -> type | None:
@@ -159,9 +169,10 @@ def class_named(name: str) -> type | None:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:cut])
-        if module not in sys.modules or (_modules is not None and module not in _modules):
-            continue
-        found: Any = sys.modules[module]
+        if module in sys.modules:
+            found: Any = sys.modules[module] if _modules is None or module in _modules else None
+        else:
+            found = sys.modules["__main__"] if module == _script() else None
         for part in parts[cut:]:
             found = getattr(found, "__dict__", {}).get(part)
         if isinstance(found, type) and name_of(found) == name:
@@ -214,8 +225,11 @@ def _tag(value: Any, depth: int) -> Any:
 
 def _tag_instance(value: Any, kind: type, depth: int) -> Any:
     """An instance of a class that has no writer of its own."""
-    if isinstance(value, SECRETS):
-        raise _Refused("secrets are never written")
+    if isinstance(value, secrets.SECRETS):
+        try:
+            return {"~secret": secrets.write(value)}
+        except secrets.SecretMet:
+            raise _Refused(secrets.REFUSED) from None
     if isinstance(value, enum.Flag):
         return {"~flag": [_class_name(kind), value.value]}
     if isinstance(value, enum.Enum):
@@ -469,6 +483,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~namedtuple": lambda b: tuple.__new__(_class_of(b[0], tuple), map(revive, b[1])),
     "~dataclass": _revive_dataclass,
     "~model": _revive_model,
+    "~secret": secrets.read,
     **{f"~{cls.__name__.lower()}": cls for cls in _TEXTUAL},
 }
 

@@ -16,6 +16,8 @@ import pydantic_core
 from replaykit.errors import ConfigurationError, NotJournalable
 from replaykit.limits import NAMED_SECONDS
 from replaykit.postgres.leases import live_workflows, parse_workflows
+from replaykit.replay.codec import path_of_secret
+from replaykit.replay.secrets import NOT_HANDED_OVER
 from replaykit.runtime.fit import misfit
 from replaykit.runtime.line import Line
 
@@ -117,6 +119,12 @@ def _object(members: Mapping[str, str]) -> str:
 def _text(name: str, path: str, value: Any) -> str:
     """A value as JSON, for an annotation that is known elsewhere: as pydantic reads it back."""
     try:
-        return pydantic_core.to_json(value, by_alias=False, bytes_mode="base64", inf_nan_mode="strings").decode()
+        text = pydantic_core.to_json(value, by_alias=False, bytes_mode="base64", inf_nan_mode="strings").decode()
     except (ValueError, TypeError, RecursionError) as error:
+        if (secret := path_of_secret(value)) is not None:
+            raise NotJournalable(f"${path}{secret}: {NOT_HANDED_OVER}") from None
         raise NotJournalable(f"${path}: cannot be written as JSON for {name}: {error}") from None
+    secret = path_of_secret(value) if "*" in text else None  # pydantic writes stars for one
+    if secret is not None:
+        raise NotJournalable(f"${path}{secret}: {NOT_HANDED_OVER}")
+    return text

@@ -173,22 +173,6 @@ def test_a_list_that_grew_after_the_call_is_no_mistake() -> None:
     assert info.fresh_arguments(bound) == (([Row(cents=1)],), {})
 
 
-def test_a_secret_in_an_input_is_never_written() -> None:
-    """It is live, like a client; strictly it is refused without its text."""
-
-    def login(user: str, password: SecretStr) -> None:
-        raise AssertionError
-
-    info = describe(login)
-    bound = info.bind(("u", SecretStr("s3cret")), {})
-
-    assert "s3cret" not in bound.text
-    assert bound.live["password"].get_secret_value() == "s3cret"
-    with pytest.raises(NotJournalable) as refused:
-        info.bind(("u", SecretStr("s3cret")), {}, strict=True)
-    assert "s3cret" not in str(refused.value)
-
-
 def test_a_call_that_does_not_fit_names_no_values() -> None:
     """The sentence has names and counts: an argument may be a password."""
     info = describe(charge)
