@@ -199,7 +199,8 @@ def _result(entry: Row, by: str | None) -> Text:
     if kind == "timer":
         return Text("timer", "dim")
     if kind == "cancel":
-        return Text(f"cancel{asked}", "yellow")
+        untold = (entry["output"] or {}).get("untold")
+        return Text(f"cancel{asked}{f'; its code could not be told: {untold}' if untold else ''}", "yellow")
     if kind == "rewind":
         return Text(f"retried: {_set_aside(entry['to_seq'], entry['seq'])}{asked}", "yellow")
     if entry["output"] is None and entry["outcome"] != "ok":

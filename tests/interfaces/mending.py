@@ -82,3 +82,12 @@ async def stubborn(name: str) -> str:
     except asyncio.CancelledError:
         await step(clean_up, name)
     return "all the same"
+
+
+@workflow
+async def stuck(name: str) -> None:
+    """Waits for what nothing can resolve."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await step(clean_up, name)

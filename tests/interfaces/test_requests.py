@@ -332,3 +332,56 @@ def test_a_failed_run_goes_on_once_the_world_is_mended(
     assert "retried: entry 2 set aside, asked by ada" in drawn
     assert drawn.count("↶ pay") == 2
     assert len(cli("show", run_id, "--json").json["attempts"]) == 0
+
+
+def test_a_held_run_is_told_if_its_code_can_be(cli: Cli, sql: Sql, world: World, worker: Running) -> None:
+    """One that waited for nothing cleans up."""
+    run_id = started(cli, "stuck")
+    assert ended(sql, run_id) == "held"
+
+    assert cli("cancel", run_id).out.split() == [run_id, "pending"]
+
+    assert ended(sql, run_id) == "cancelled"
+    assert world.counts == {"clean_up": 1}
+
+
+def diverged(cli: Cli, sql: Sql) -> str:
+    """A run whose journal holds another input than its code asks with."""
+    run_id = started(cli, "patient")
+    eventually(state_is(sql, run_id, "waiting"), "it waits")
+    with sql.transaction():
+        sql.execute("update journal set digest = 'x', input = '{\"order\": \"o2\"}' where run_id = %s", [run_id])
+        sql.execute("update runs set state = 'pending', waiting_for = null where id = %s", [run_id])
+        sql.execute("select pg_notify('replaykit_work:replaykit', '')")
+    assert ended(sql, run_id) == "held"
+    return run_id
+
+
+def test_a_held_run_whose_code_cannot_be_told_ends_as_it_stands(
+    cli: Cli, sql: Sql, world: World, worker: Running
+) -> None:
+    """Nothing of it runs; the entry keeps the reason for which it was held."""
+    run_id = diverged(cli, sql)
+
+    assert cli("cancel", run_id, "--by", "ada").out.split() == [run_id, "pending"]
+
+    assert ended(sql, run_id) == "cancelled"
+    assert world.counts == {"reserve": 1}
+    entry = cli("show", run_id, "--json").json["journal"][-1]
+    assert entry["key"] == "~cancel"
+    assert "step reserve: the journal holds it with input" in entry["output"]["untold"]
+    drawn = cli("show", run_id).out
+    assert "cancel, asked by ada; its code could not be told: step reserve" in drawn
+    assert "too late" not in drawn
+
+
+def test_a_held_run_goes_on_with_what_was_recorded(cli: Cli, sql: Sql, world: World, worker: Running) -> None:
+    """Once a person accepts its inputs; without that it is held again."""
+    run_id = diverged(cli, sql)
+    cli("retry", run_id)
+    assert ended(sql, run_id) == "held"
+
+    assert cli("retry", run_id, "--accept", "inputs").out.split() == [run_id, "pending"]
+
+    eventually(state_is(sql, run_id, "waiting"), "it waits again")
+    assert world.counts == {"reserve": 1}
