@@ -276,3 +276,37 @@ async def misbehaving() -> dict[str, str]:
 async def heavy(size: int) -> int:
     """One large value."""
     return len(await step(large, size))
+
+
+# --- steps that may run ahead of the journal --------------------------------------------------------------------------
+
+
+def note(path: str, *words: object) -> None:
+    """One line in a file that outlives every process; one write, so that no kill leaves half of it."""
+    with open(path, "ab", buffering=0) as stream:
+        stream.write((" ".join(map(str, words)) + "\n").encode())
+
+
+async def draw(path: str) -> int:
+    """Gives another number at each attempt."""
+    value = random.randrange(10**9)
+    note(path, "draw", value)
+    return value
+
+
+async def spend(path: str, total: int) -> int:
+    """Tells the world outside what it was asked, under its idempotency key."""
+    note(path, "spend", step.current().idempotency_key, total)
+    return total
+
+
+@workflow
+async def ledger(path: str, draws: int, rounds: int) -> int:
+    """Cheap steps that may be lost, and dear ones that depend on them."""
+    spent = 0
+    for _ in range(rounds):
+        total = 0
+        for _ in range(draws):
+            total += await step.options(durability="async")(draw, path)
+        spent += await step(spend, path, total)
+    return spent
