@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replaykit import Client, StepFailed, Worker, sleep, step, workflow
+from replaykit import Client, ConfigurationError, OutsideRun, StepFailed, SyncClient, Worker, sleep, step, workflow
 from tests.crash.rows import Rows
 from tests.replay import drive
 from tests.scenarios.stage import outcome_of, play, replayed
@@ -123,6 +123,36 @@ async def test_b074_what_siblings_of_a_failed_step_did_is_in_the_journal(dsn: st
     recorded = [entry.key for entry in entries if entry.outcome == "ok"]
     assert hall.ended == Counter({"one": 1, "two": 1})
     assert sorted(recorded) == ["visit", "visit#2"]
+
+
+failing: list[bool] = []
+
+
+async def fail_once() -> str:
+    if failing:
+        raise ValueError(failing.pop())
+    return "done"
+
+
+@workflow
+async def gathers_again() -> list[str]:
+    return await asyncio.gather(  # type: ignore[return-value]
+        step(visit, "one"), step(visit, "two"), step(visit, "slow"), step(fail_once)
+    )
+
+
+async def test_b074_a_retry_does_not_repeat_what_siblings_have_done(dsn: str) -> None:
+    """The failed run goes on: the two that had ended are answered from the journal, the two others run."""
+    failing[:] = [True]
+    hall.gate("slow")
+    async with Client(dsn) as client, Worker(client, workflows=[gathers_again]):
+        handle = await client.start(gathers_again)
+        assert isinstance(await outcome_of(handle), ValueError)
+        hall.gates.clear()
+        await handle.retry()
+        assert await handle.result(timeout=30) == ["one", "two", "slow", "done"]
+
+    assert hall.begun == {"one": 1, "two": 1, "slow": 2}
 
 
 @workflow
@@ -349,6 +379,38 @@ async def waits_within() -> str:
     await event.wait()
     await task
     return "rung"
+
+
+async def test_b076_sync_code_starts_runs_and_waits_for_them(dsn: str) -> None:
+    """From a thread without a loop, and from a loop of its own with a client that another loop uses as well."""
+    sync_client = SyncClient(dsn)
+
+    def from_a_thread() -> str:
+        return sync_client.start(waits_within).result(timeout=30)
+
+    async with Client(dsn) as client, Worker(client, workflows=[waits_within]):
+
+        async def on_another_loop() -> str:
+            async with client:
+                return await (await client.start(waits_within)).result(timeout=30)
+
+        assert await (await client.start(waits_within)).result(timeout=30) == "rung"
+        assert await asyncio.to_thread(from_a_thread) == "rung"
+        assert await asyncio.to_thread(lambda: asyncio.run(on_another_loop())) == "rung"
+        await asyncio.to_thread(sync_client.close)
+
+
+async def test_b076_what_would_hang_is_refused_at_once(dsn: str) -> None:
+    """Blocking the loop of the worker, calling a workflow by hand: a sentence with the way out."""
+    sync_client = SyncClient(dsn)
+    async with Client(dsn) as client, Worker(client, workflows=[waits_within]):
+        handle = sync_client.start(waits_within)
+        with pytest.raises(ConfigurationError, match=r"asyncio\.to_thread"):
+            handle.result()
+        with pytest.raises(OutsideRun, match=r"client\.start"):
+            waits_within()
+        assert await client.handle(handle.id, waits_within).result(timeout=30) == "rung"
+    await asyncio.to_thread(sync_client.close)
 
 
 async def test_b077_a_run_outlives_the_loop_that_started_it(dsn: str) -> None:
