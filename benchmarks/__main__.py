@@ -48,9 +48,12 @@ class Sizes:
     waiting: int = 100_000
     killed: int = 1_000
     cancelled: int = 100
+    kills: int = 5
 
 
-QUICK = Sizes(pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100, cancelled=20)
+QUICK = Sizes(
+    pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100, cancelled=20, kills=2
+)
 
 
 def one(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -180,6 +183,31 @@ def cancelling(dsn: str, sizes: Sizes) -> list[Row]:
     ]
 
 
+def durability(dsn: str, sizes: Sizes) -> list[Row]:
+    """What handing results on before their commit saves, and what it can lose."""
+    found = one(run_part("durability", database(dsn, "durability"), str(sizes.single), str(sizes.kills), timeout=600))
+    faster, again = found["dear"] / found["cheap"], found["bodies"] - found["recorded"]
+    lost = again / found["kills"]
+    return [
+        Row(
+            'one run, durability="async": steps over sync ones',
+            "1.5x",
+            "3x",
+            f"{faster:.1f}x ({found['cheap'] * 1_000:.0f} us a step over {found['dear'] * 1_000:.0f} us)",
+            faster >= 1.5,
+            faster >= 3,
+        ),
+        Row(
+            "the same, kill -9: steps that run again",
+            "1,000 a kill",
+            "100 a kill",
+            f"{lost:.0f} a kill, of {found['recorded']:,} steps and {found['kills']} kills",
+            lost <= 1_000,
+            lost <= 100,
+        ),
+    ]
+
+
 def peers(dsn: str, _: Sizes) -> list[Row]:
     """The peers in the same run; no must, but what the figures stand beside."""
     python = ROOT / ".venv-peers" / "bin" / "python"
@@ -223,6 +251,7 @@ PARTS: dict[str, Callable[[str, Sizes], list[Row]]] = {
     "recovery": recovery,
     "waiting": waiting,
     "cancelling": cancelling,
+    "durability": durability,
     "peers": peers,
 }
 

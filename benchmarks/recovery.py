@@ -26,7 +26,7 @@ STEPS = {"child": 60, "worker": 100}
 SETTLE_SECONDS = 4.0  # a worker that has just started is still importing its spare child
 
 
-def start_worker(dsn: str, lease_seconds: float, log: Path) -> subprocess.Popen[bytes]:
+def start_worker(dsn: str, lease_seconds: float, log: Path, module: Path | str = FILE) -> subprocess.Popen[bytes]:
     """A real `replaykit worker`."""
     code = "import sys; from replaykit.interfaces.cli import main; sys.exit(main())"
     command = [
@@ -34,7 +34,7 @@ def start_worker(dsn: str, lease_seconds: float, log: Path) -> subprocess.Popen[
         "-c",
         code,
         "worker",
-        FILE,
+        str(module),
         "--lease-seconds",
         str(lease_seconds),
         "--concurrency",
