@@ -76,7 +76,6 @@ class Body:
     stopping: bool = False  # cancelled by this worker's drain: it will run again
     given_up: bool = False  # its outcome no longer counts
     timed_out: bool = False  # of a thread: what it still leaves is dropped
-    lingers: bool = False  # ... and the next try waits for its end
     deadline: float | None = None  # of its `timeout=`, on the event loop's clock
     timer: asyncio.TimerHandle | None = None  # rings then, for a thread
 
@@ -129,6 +128,7 @@ class Executor:
         self.run = run
         self.workflow = workflow
         self.bodies: dict[str, Body] = {}
+        self.lingering: dict[str, Body] = {}  # threads whose time is up, and for whose end the next try waits
         self.driver: Driver | None = None
         self._host = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None
@@ -407,6 +407,7 @@ class Executor:
                     await self.shop.journals.cancel(run)
                 else:
                     await self.shop.journals.hold(run, reason)
+                    log.error("run_held", run_id=str(run.id), why="its journal: `replaykit show` has the reason")
                 break
             except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
                 log.exception("run_not_held", run_id=str(run.id))
@@ -535,12 +536,14 @@ class Executor:
             return
         try:
             outcome, wait = await judge(body.start, tried, self.shop.clock.now())
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if body.stopping and body.timed_out and id(body) in self.shop.threads_alive:
                 body.is_async = False  # what cannot be stopped is waited for
-            elif body.stopping and self.bodies.get(body.call.key) is body:
+                return
+            if body.stopping and self.bodies.get(body.call.key) is body:
                 self._host.call_soon(self._stopped, body.call.key)
-            return
+                return
+            outcome, wait = error_outcome(error, body.started_at), None
         self._tried(body, outcome, wait)
 
     def _ring(self, body: Body, seconds: float) -> None:
@@ -577,8 +580,10 @@ class Executor:
             body.timer.cancel()
         key = body.call.key
         current = self.bodies.get(key) is body
-        if body.lingers and self.driver is not None:
-            self._tell(self.driver.thread_ended, key)
+        if self.lingering.get(key) is body:
+            del self.lingering[key]
+            if self.driver is not None:
+                self._tell(self.driver.thread_ended, key)
         if done.cancelled():  # it had not begun
             if current and not body.timed_out:
                 self._stopped(key)
@@ -613,7 +618,9 @@ class Executor:
             del self.bodies[key]
             if body.timed_out and id(body) in self.shop.threads_alive:
                 body.given_up = True
-                lingers = body.lingers = wait is not None
+                if wait is not None:
+                    lingers = True
+                    self.lingering[key] = body
         driver = self.driver
         if driver is None:
             return

@@ -7,6 +7,7 @@ could not be recorded (`error.response`).
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import inspect
 import math
@@ -70,7 +71,9 @@ async def judge(start: StartBody, tried: Tried, now: int) -> tuple[BodyOutcome, 
             value=tried.value,
             function=call.function,
         )
-    except Exception as failure:
+    except (asyncio.CancelledError, GeneratorExit):  # maybe this worker's own doing
+        raise
+    except BaseException as failure:
         return error_outcome(failure, outcome.started_at), None
     if decision.stands:
         return outcome, None

@@ -374,7 +374,7 @@ class Worker:
         in_flight = [
             {"run_id": str(executor.run.id), "key": body.call.key, "attempt": body.attempt, "since": body.started_at}
             for executor in list(self._executors.values())
-            for body in list(executor.bodies.values())
+            for body in (*list(executor.bodies.values()), *list(executor.lingering.values()))
             if body.started_at < old
         ]
         health = {

@@ -287,6 +287,24 @@ def broken(error: BaseException) -> bool:
     return bool(error.status == 503)  # type: ignore[attr-defined]
 
 
+async def cancelled(error: BaseException) -> bool:
+    """As an async predicate may end whose own await was cancelled."""
+    raise asyncio.CancelledError
+
+
+@workflow
+async def cancelling() -> str:
+    """Whose predicate is cancelled by nobody here."""
+    return await step.options(retry=AsyncRetrying(retry=retry_if_async(cancelled)))(knock, 9)
+
+
+async def test_a_strategy_that_is_cancelled_by_itself_ends_the_step(dsn: str) -> None:
+    """Nothing hangs."""
+    _, error = await run(dsn, cancelling)
+
+    assert "CancelledError" in str(getattr(error, "type", type(error)))
+
+
 @workflow
 async def mistaken(sync: bool) -> str:
     """Whose predicate raises."""

@@ -209,13 +209,16 @@ async def test_a_time_out_is_retried_as_a_timeout_error(dsn: str, rows: Rows) ->
 
 async def test_no_new_try_begins_while_the_thread_of_the_last_one_lives(dsn: str, rows: Rows) -> None:
     """The decision is recorded at once; the next try waits for the thread's end, and the run for it in memory."""
-    async with working(dsn, stubborn, evict_after_seconds=0) as (client, _):
+    settings = {"evict_after_seconds": 0, "heartbeat_seconds": 0.1}  # a body is shown when it is a heartbeat old
+    async with working(dsn, stubborn, **settings) as (client, worker):
         handle = await client.start(stubborn, 1, True)
         here = RUNS[str(handle.id)]
         passed = "select count(*) = 1 from attempts where next_at < clock_timestamp() - interval '0.2 s'"
         await fact(lambda: rows.ask(passed) == [(True,)], "the next try has been due for a while")
         assert here.begun == [1]
         assert rows.ask("select state from runs") == [("running",)]
+        (lingers,) = worker._snapshot()[0]
+        assert (lingers["key"], lingers["attempt"]) == ("hang_sync", 1)
         here.gate.set()
         assert await outcome(handle) == "attempt 2"
 
