@@ -1,7 +1,8 @@
 """Executes runs in this event loop, on virtual time: the worker's part, without threads of its own, leases or polling.
 
 The executors, drivers and executions are those of production; what they write goes to a `Memory`. A run that waits for
-time leaves memory at once, so every wait is followed by a replay of the run from the top.
+time leaves memory at once, so every wait is followed by a replay of the run from the top. The run of a long journal is
+replayed at each doubling instead: a day of waits of a minute each would otherwise take minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -36,8 +38,11 @@ from replaykit.testing.stubs import Stubs
 
 __all__ = ["Engine", "WaitsForTime"]
 
-SETTINGS: Final = Settings(evict_after_seconds=0)
-"""A run that waits leaves memory, however short the wait is."""
+REPLAYED_ENTRIES_MAX: Final = 200
+"""A run whose journal is longer is not replayed after every wait."""
+
+_LEAVING: Final = Settings(evict_after_seconds=0)
+_STAYING: Final = Settings(evict_after_seconds=1e9)
 
 
 class WaitsForTime(ReplaykitError):
@@ -47,7 +52,11 @@ class WaitsForTime(ReplaykitError):
 class _Executor(Executor):
     """An executor that is woken by virtual time alone, and calls stubs."""
 
-    engine: Engine
+    def __init__(self, engine: Engine, shop: Shop, run: ClaimedRun, workflow: Workflow[..., Any]) -> None:
+        super().__init__(shop, run, workflow)
+        self.stays = len(run.entries) > REPLAYED_ENTRIES_MAX  # in memory while it waits
+        self.replay_at = 2 * len(run.entries)
+        self._engine = engine
 
     @override
     def _arm(self, wake_at: int | None, now: int) -> None:
@@ -55,7 +64,7 @@ class _Executor(Executor):
 
     @override
     def _start_body(self, action: StartBody, started_at: int) -> None:
-        self.engine.begins(self.run.id, action)
+        self._engine.begins(self.run.id, action)
         super()._start_body(action, started_at)
 
 
@@ -247,12 +256,16 @@ class Engine:
     def _busy(self) -> bool:
         return self._turn_due or any(not self._rests(executor) for executor in self._executors.values())
 
-    def _rests(self, executor: Executor) -> bool:
+    def _rests(self, executor: _Executor) -> bool:
         """Whether nothing of the run happens before time moves or another run ends: all its bodies wait for that."""
         driver = executor.driver
-        if driver is None or driver.unit is not None or not executor.bodies:
+        if driver is None or driver.unit is not None:
             return False
-        return all(self._resting[id(body)] > 0 for body in executor.bodies.values())
+        if executor.bodies:
+            return all(self._resting[id(body)] > 0 for body in executor.bodies.values())
+        if not executor.stays or driver.in_flight or executor.shop.threads_alive:
+            return False
+        return driver.next_wake is not None and driver.next_wake > self.clock.now()
 
     @contextlib.contextmanager
     def _rest(self) -> Iterator[bool]:
@@ -293,11 +306,14 @@ class Engine:
                 future.set_result(None)
         self._sleepers = [(due, future) for due, future in self._sleepers if not future.done()]
         for executor in list(self._executors.values()):
+            if executor.stays and not executor.bodies and self._entries(executor) >= executor.replay_at:
+                executor.drain()
             executor.tick()
         self.memory.promote(now)
         for run in self.memory.claim(now):
-            executor = self._executors[run.id] = _Executor(self._open(), run, self._workflows[run.workflow])
-            executor.engine = self
+            executor = self._executors[run.id] = _Executor(self, self._open(), run, self._workflows[run.workflow])
+            if executor.stays:
+                executor.shop = replace(executor.shop, settings=_STAYING)
             executor.begin()
         if self._executors and self._watch is None:
             self._watch = self._loop.create_task(self._until_the_loop_ends(), name="replaykit testing")
@@ -315,14 +331,17 @@ class Engine:
         if self._watch is asyncio.current_task():
             self._watch = None
 
+    def _entries(self, executor: Executor) -> int:
+        return len(self.memory.rows[executor.run.id].journal)
+
     def _open(self) -> Shop:
         if self._shop is None:
             self._shop = Shop(
-                settings=SETTINGS,
+                settings=_LEAVING,
                 clock=self.clock,
                 put=self._put,
                 journals=self,
-                threads=ThreadPoolExecutor(SETTINGS.threads, thread_name_prefix="replaykit-step"),
+                threads=ThreadPoolExecutor(_LEAVING.threads, thread_name_prefix="replaykit-step"),
                 new_id=write_ids(),
                 valid=lambda: True,
                 congested=lambda: False,

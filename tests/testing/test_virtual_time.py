@@ -11,6 +11,7 @@ import pytest
 
 from replaykit import ConfigurationError, OutsideRun, RunHeld, now, sleep, step, workflow
 from replaykit.testing import Client, WaitsForTime
+from replaykit.testing.engine import REPLAYED_ENTRIES_MAX
 from tests.testing import flows
 
 NEW_YEAR = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
@@ -192,6 +193,31 @@ def test_every_wait_is_followed_by_a_replay() -> None:
             await handle.result()
 
     asyncio.run(run())
+
+
+def test_a_long_run_is_replayed_at_each_doubling() -> None:
+    """Else hundreds of waits would each replay hundreds of entries."""
+    starts: list[int] = []
+
+    @workflow
+    async def poll(times: int) -> int:
+        starts.append(times)
+        for _ in range(times):
+            await step(flows.reserve, "x")
+            await sleep(60)
+        return times
+
+    async def run() -> None:
+        client = Client()
+        handle = await client.start(poll, 450)
+        await client.sleep(dt.timedelta(minutes=450))
+        assert await handle.result() == 450
+        assert (await handle.info()).entries == 900
+
+    asyncio.run(run())
+
+    every_wait, doublings = REPLAYED_ENTRIES_MAX // 2 + 1, 2  # 404 and 808 entries
+    assert every_wait + doublings <= len(starts) <= every_wait + doublings + 2
 
 
 def test_a_start_may_be_put_off() -> None:
