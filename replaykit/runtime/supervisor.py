@@ -334,6 +334,8 @@ class Supervisor:
 
     def _want_solo(self) -> None:
         """There are suspects that nobody executes: one more child for them, if there may be one."""
+        if any(slot.wanted and (slot.child is None or not slot.child.ready) for slot in self._solos):
+            return  # the one that is starting may be all that they need
         free = next((slot for slot in self._solos if slot.child is None and not slot.wanted), None)
         if free is not None:
             free.wanted = True

@@ -87,8 +87,8 @@ async def sound(number: int) -> int:
 
 
 @workflow
-async def patient(path: str, steps: int) -> list[int]:
-    """A long first step, and more."""
-    pids = [await step(waits_for, path)]
-    pids += [await step(waits_for, path) for _ in range(steps)]
+async def patient(first: str, second: str, steps: int) -> list[int]:
+    """Two long steps and so many short ones: in which processes."""
+    pids = [await step(waits_for, first), await step(waits_for, second)]
+    pids += [await step(waits_for, second) for _ in range(steps)]
     return pids

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from replaykit.limits import FRUITLESS_MAX
+from replaykit.runtime.heartbeat import EXIT_LOOP_STUCK
 from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.poison import (
     patient,
@@ -27,7 +29,7 @@ MODULE = "tests.crash.poison"
 
 def held(rows: Rows) -> dict[UUID, str]:
     """The runs that are held, with their reasons."""
-    return dict(rows.ask("select id, reason from runs where state = 'held'"))  # type: ignore[arg-type]
+    return dict(rows.ask("select id, reason from runs where state = 'held'"))
 
 
 def wait_held(rows: Rows, runs: int, seconds: float = 60.0) -> dict[UUID, str]:
@@ -71,3 +73,114 @@ def test_one_poison_run_among_a_thousand_is_held_alone(crew: Crew, rows: Rows) -
     assert [e["run_id"] for e in worker.events("run_held")] == [str(poison)]
     eventually(lambda: not solo_children(worker), "the solo children have left")
     assert worker.ready()
+
+
+def test_every_kind_of_poison_is_held(crew: Crew, rows: Rows) -> None:
+    """An exit code (even 0, which a child of `replaykit worker` has when it leaves by itself), a thread's, a signal, a body
+    and a workflow that never let go of the event loop: each with its own words, and nobody else."""
+    kinds = {
+        start(crew.dsn, poisonous, [(0,)])[0]: "the last one ended with exit code 0;",
+        start(crew.dsn, poisonous_thread, [(7,)])[0]: "the last one ended with exit code 7;",
+        start(crew.dsn, poisonous_signal, [()])[0]: "the last one was killed by SIGKILL, as when memory runs out;",
+        start(crew.dsn, poisonous_block, [()])[0]: "the last one blocked its event loop until its lease ended;",
+        start(crew.dsn, poisonous_code, [()])[0]: "the last one blocked its event loop until its lease ended;",
+    }
+    healthy = start(crew.dsn, sound, [(n,) for n in range(20)])
+
+    crew.hire(MODULE, "--recoveries-max", "1", "--lease-seconds", "2")
+    reasons = wait_held(rows, len(kinds), seconds=120)
+    rows.wait_ended(len(kinds) + 20)
+
+    assert {run: words in reasons[run] for run, words in kinds.items()} == dict.fromkeys(kinds, True)
+    assert all(", the last of them with no other run beside it; " in reason for reason in reasons.values())
+    assert {state for state, _ in rows.outputs(healthy).values()} == {"succeeded"}
+    assert_each_step_is_recorded_once(rows, healthy, 2)
+
+
+def test_a_blocked_loop_is_told_of_before_its_process_ends(crew: Crew, rows: Rows) -> None:
+    """By the child, with the run, the step and the line; the parent says what it died of."""
+    (run,) = start(crew.dsn, poisonous_block, [()])
+
+    worker = crew.hire(MODULE, "--recoveries-max", "1", "--lease-seconds", "3")
+    eventually(lambda: worker.events("child_ended", exit_code=EXIT_LOOP_STUCK), "a child has ended")
+
+    (told, *_) = worker.events("loop_blocked")
+    assert (told["run_id"], told["step"]) == (str(run), "never_yields")
+    assert " in never_yields" in told["stack"][-1]
+
+
+@pytest.mark.slow
+def test_a_hundred_poison_runs_among_healthy_ones_are_held(crew: Crew, rows: Rows) -> None:
+    """100 held, 1,000 succeed (issue 3); prints how long it took."""
+    poison, healthy = [], []
+    for n in range(100):
+        poison += start(crew.dsn, poisonous, [(9,)])
+        healthy += start(crew.dsn, sound, [(n,)] * 10)
+
+    began = time.monotonic()
+    worker = crew.hire(MODULE)
+    eventually(lambda: rows.states().get("succeeded") == 1_000, "1,000 succeed", seconds=900)
+    succeeded = time.monotonic() - began
+    reasons = wait_held(rows, 100, seconds=900)
+
+    deaths = len(worker.events("child_ended"))
+    print(f"1,000 succeeded after {succeeded:.0f} s, 100 held after {time.monotonic() - began:.0f} s, {deaths} deaths")
+    assert set(reasons) == set(poison)
+    assert {state for state, _ in rows.outputs(healthy).values()} == {"succeeded"}
+    assert_each_step_is_recorded_once(rows, healthy, 2)
+
+
+def test_deploys_never_count(crew: Crew, rows: Rows, tmp_path: Path) -> None:
+    """B131: four times SIGTERM in the middle of a step, and not one recovery."""
+    (run,) = start(crew.dsn, patient, [(str(tmp_path / "go"), str(tmp_path / "go"), 0)])
+    for _ in range(4):
+        worker = crew.hire(MODULE, "--grace-seconds", "0")
+        worker.wait_ready()
+        eventually(lambda: rows.states() == {"running": 1}, "it runs")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(30) == 0
+
+    (tmp_path / "go").touch()
+    crew.hire(MODULE)
+    rows.wait_ended(1)
+
+    assert rows.ask("select state, recoveries, fruitless from runs where id = %s", run) == [("succeeded", 0, 0)]
+
+
+def test_suspects_are_tried_together_and_leave_when_they_have_got_further(
+    crew: Crew, rows: Rows, tmp_path: Path
+) -> None:
+    """Innocent neighbours of a poison run need not wait for each other's long steps; the rest of them runs as ever."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    started = start(crew.dsn, patient, [(str(first), str(second), 20)] * 30)
+    rows.ask("update runs set suspect = true, fruitless = %s", FRUITLESS_MAX)
+
+    worker = crew.hire(MODULE)
+    together = "select count(*) from runs where state = 'running' group by worker"
+    eventually(lambda: rows.ask(together) == [(30,)], "all are executed by one process")
+    ((solo,),) = rows.ask("select distinct pid from workers w join runs r on r.worker = w.id and r.state = 'running'")
+    assert solo in solo_children(worker)
+    first.touch()
+    eventually(lambda: rows.ask("select count(*) from runs where suspect") == [(0,)], "none is a suspect any more")
+    second.touch()
+    rows.wait_ended(30)
+
+    pids = {run: output for run, (_, output) in rows.outputs(started).items()}
+    assert {where[0] for where in pids.values()} == {solo}
+    assert solo not in {where[-1] for where in pids.values()}
+
+
+def test_a_suspect_that_dies_again_and_again_is_alone_in_the_end(crew: Crew, rows: Rows) -> None:
+    """Beside it, in other processes, the others go on."""
+    (poison,) = start(crew.dsn, poisonous_thread, [(9,)])
+    rows.ask("update runs set suspect = true, fruitless = %s", FRUITLESS_MAX + 2)
+    worker = crew.hire(MODULE)
+    healthy = start(crew.dsn, sound, [(n,) for n in range(50)])
+
+    assert list(wait_held(rows, 1)) == [poison]
+    rows.wait_ended(51)
+
+    assert {state for state, _ in rows.outputs(healthy).values()} == {"succeeded"}
+    dead = {e["pid"] for e in worker.events("child_ended", exit_code=9)}
+    assert len(dead) >= 3
+    assert dead <= {e["pid"] for e in worker.events("child_started", solo=True)}
