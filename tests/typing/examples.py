@@ -23,6 +23,7 @@ from replaykit import (
     rng,
     sleep,
     step,
+    testing,
     uuid4,
     workflow,
 )
@@ -153,3 +154,21 @@ async def serve() -> None:
         started: Workflow[[dt.date], int] = nightly
         await client.start(started, dt.date(2030, 1, 1))
     await Worker("postgresql://localhost/app", workflows=[checkout], queues=["slow"], concurrency=10).run()
+
+
+async def test_in_memory() -> None:
+    async with testing.Client(stubs={charge: lambda card, cents: Receipt(card), "mail": len}, resources=5) as client:
+        assert_type(client, testing.Client)
+        handle = await client.start(checkout, "order", count=2)
+        assert_type(handle, Handle[Receipt])
+        assert_type(await client.start("checkout", "order"), Handle[Any])
+        await client.sleep(dt.timedelta(days=2))
+        assert_type(client.now(), dt.datetime)
+        assert_type(await handle.result(), Receipt)
+        assert_type(client.options(key="order-42"), testing.Client)
+        assert_type(client.steps(handle)["charge"], testing.StepRecord)
+        assert_type(client.steps("order-42")["charge"].attempts, int)
+        await start_and_wait(client)
+    with testing.step(resources=5, idempotency_key="k") as info:
+        assert_type(info, StepInfo)
+        assert_type(await charge("card"), Receipt)
