@@ -21,7 +21,7 @@ _EXAMPLE: Final = "retry=AsyncRetrying(stop=stop_after_attempt(3))"
 _INSTEAD: Final = {
     "before": "log in the step's body, or look into the attempts table",
     "after": "every try that failed is a row of the attempts table, with its error",
-    "before_sleep": "every decision to wait is a row of the attempts table and an event in the log",
+    "before_sleep": "every decision to wait is a row of the attempts table and an event (step_attempt_failed) in the log",
     "retry_error_callback": "catch the step's error in the workflow",
     "sleep": "the wait is durable; say how long it is with wait=",
 }

@@ -627,6 +627,15 @@ class Executor:
         if wait is None:
             self._tell(driver.body_ended, key, outcome)
         else:
+            log.info(
+                "step_attempt_failed",
+                run_id=str(self.run.id),
+                step=key,
+                attempt=body.attempt if body is not None else 0,
+                error=outcome.value,
+                wait_seconds=round(wait, 3),
+                thread_lives=lingers,
+            )
             self._tell(functools.partial(driver.body_failed, lingering=lingers), key, outcome, wait)
 
     def _stopped(self, key: str) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import re
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from tenacity import (
@@ -392,3 +397,46 @@ async def test_a_step_that_is_given_up_is_not_tried_again(dsn: str, rows: Rows) 
     assert result == "too long"
     assert len(rows.ask(ATTEMPTS)) == 1
     assert len(SEEN[str(handle.id)]) == 1
+
+
+# ---------------------------------------------------------------------- the page that says how
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of docs/how-to/retry-a-step.md, its waits cut short."""
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "retry-a-step.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "patient.py").write_text(source.replace("max=60", "max=0.01"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("patient")
+    del sys.modules["patient"]
+
+
+async def test_the_page_that_says_how_is_right(dsn: str, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step sends the same key on each attempt, and its other call tries once; its query shows the attempts."""
+    keys: list[str] = []
+
+    def bank(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) % 3:
+            raise httpx.ConnectError("closed")
+        return httpx.Response(200, json={"receipt": "r-1"})
+
+    real = httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda: real(transport=httpx.MockTransport(bank)))
+
+    handle, result = await run(dsn, page.checkout, "order-42", 500)
+    assert (result, len(keys), len(set(keys))) == ("r-1", 3, 1)
+
+    hurried, error = await run(dsn, page.checkout_in_a_hurry, "order-42", 500)
+    assert "ConnectError" in (type(error).__name__, getattr(error, "type", "").rpartition(".")[2])
+    assert len(keys) == 4
+
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "retry-a-step.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(query.replace(":'run'", f"'{handle.id}'").encode()).fetchall()
+        none = connection.execute(query.replace(":'run'", f"'{hurried.id}'").encode()).fetchall()
+    assert [row[:3] for row in found] == [("charge", n, "httpx.ConnectError") for n in (1, 2)]
+    assert none == []
