@@ -18,7 +18,7 @@ from typing import Any, Final
 from replaykit.limits import Settings
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
 from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, StartBody, error_outcome, result_outcome
-from replaykit.replay.entries import PROTOCOL, ClaimedRun, Entry, Verdict
+from replaykit.replay.entries import PROTOCOL, ClaimedRun, Entry, Kind, Mail, MailKind, Outcome, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep, Command
 from replaykit.replay.tags import remember_modules
@@ -31,8 +31,17 @@ Record = dict[str, Any]
 START: Final = 1_780_000_000_000_000
 SETTINGS: Final = Settings(evict_after_seconds=1e9)  # a run that left memory would need another claim
 ROOT: Final = f"{Path(__file__).resolve().parents[2]}/"
+CANCELLED: Final = {"is_cancelled", "survives_a_cancel"}
+"""Workflows that somebody asks to end, at some moment."""
+RETRIED: Final = {"is_retried"}
+"""Workflows that somebody takes on once they have failed."""
+
 _PYTHONS: Final = re.compile(r"[^\"\s]*/(?=(?:lib/)?python3\.\d+/)")
-_DEFAULTS: Final = {f.name: f.default for f in dataclasses.fields(Entry) if f.default is not dataclasses.MISSING}
+_DEFAULTS: Final[dict[str, Any]] = {
+    **{f.name: f.default for f in dataclasses.fields(Entry) if f.default is not dataclasses.MISSING},
+    "kind": Kind.STEP,
+    "outcome": Outcome.OK,
+}
 
 
 class Watched(Execution):
@@ -68,87 +77,110 @@ def record(workflow: Workflow[..., Any], number: int, begun: Sequence[Entry] = (
     dice = random.Random(f"{workflow.name} {number}{chance}")
     take_dice(dice)
     remember_modules()
-    run = _run(workflow.name, number)
-    execution = _execution(workflow, run)
-    driver = Driver(run, execution, new_id=lambda: uuid.UUID(int=dice.getrandbits(128)), settings=SETTINGS)
     entries: list[Entry] = list(begun)
+    letters: list[Mail] = []
+    while True:
+        execution = _execution(workflow, number)
+        driver = _driver(execution, entries, letters, dice)
+        try:
+            _drive(driver, entries, letters, dice)
+            if driver.phase is Phase.STALE:  # a rewind stands in the journal: it is read again
+                continue
+            found = _as_record(execution, workflow.name, number, entries)
+        finally:
+            execution.leave()
+        if found["error"] is None or workflow.name not in RETRIED or len(letters) == 9:
+            return found
+        letters.append(Mail(len(letters) + 1, MailKind.RETRY, '{"from":"failed"}', entries[-1].at))
+
+
+def _drive(driver: Driver, entries: list[Entry], letters: list[Mail], dice: random.Random) -> None:
+    """Until the run is no longer this owner's; what is committed goes to `entries`."""
     in_flight: dict[str, CallStep] = {}
     now = entries[-1].at if entries else START
-    driver.replay(dataclasses.replace(entry) for entry in begun)
+    driver.replay(dataclasses.replace(entry) for entry in entries)
     driver.begin(now)
-    try:
-        while driver.phase is Phase.ACTIVE:
-            for action in driver.take_actions():
-                if isinstance(action, StartBody):
-                    in_flight[action.call.key] = action.call
-                elif isinstance(action, CancelBody):
-                    in_flight.pop(action.key, None)
-            unit = driver.next_unit()
-            if unit is not None and dice.random() < 0.8:
-                entries += unit.entries
-                driver.verdict(Verdict.OK, None, now)
-                continue
-            wake = driver.next_wake
-            soon = wake is not None and wake <= now + 10_000_000
-            if in_flight and (not soon or dice.random() < 0.9):
-                now += dice.choice((0, 1_000, 400_000, 1_000_000))
-                call = in_flight.pop(dice.choice(list(in_flight)))
-                driver.body_ended(call.key, _outcome(call, run, now), now)
-            elif wake is not None and (soon or unit is None):
-                now = max(now, wake)
-                driver.tick(now)
-            if unit is not None:
-                entries += unit.entries
-                driver.verdict(Verdict.OK, None, now)
-        return _as_record(execution, run, entries)
-    finally:
-        execution.leave()
+    while driver.phase is Phase.ACTIVE:
+        for action in driver.take_actions():
+            if isinstance(action, StartBody):
+                in_flight[action.call.key] = action.call
+            elif isinstance(action, CancelBody):
+                in_flight.pop(action.key, None)
+        unit = driver.next_unit()
+        wake = driver.next_wake
+        soon = wake is not None and wake <= now + 10_000_000
+        if unit is not None and dice.random() < 0.8:
+            pass
+        elif driver.run.workflow in CANCELLED and not letters and len(entries) > dice.randrange(8):
+            letters.append(Mail(1, MailKind.CANCEL, None, now))
+            driver.mail(1, letters, now)
+        elif in_flight and (not soon or dice.random() < 0.9):
+            now += dice.choice((0, 1_000, 400_000, 1_000_000))
+            call = in_flight.pop(dice.choice(list(in_flight)))
+            driver.body_ended(call.key, _outcome(call, driver.run.id, now), now)
+        elif wake is not None and (soon or unit is None):
+            now = max(now, wake)
+            driver.tick(now)
+        if unit is not None:
+            entries += unit.entries
+            driver.verdict(Verdict.OK, None, now)
 
 
 def replay(workflow: Workflow[..., Any], found: Record) -> Record:
     """The record that comes of replaying its entries."""
     remember_modules()
-    run = _run(workflow.name, found["number"])
-    execution = _execution(workflow, run)
     entries = entries_of(found)
+    execution = _execution(workflow, found["number"])
     try:
-        execution.start()
-        execution.replay(dataclasses.replace(entry) for entry in entries)
-        return _as_record(execution, run, entries)
+        driver = _driver(execution, entries, [], random.Random(0))
+        driver.replay(dataclasses.replace(entry) for entry in entries)
+        return _as_record(execution, workflow.name, found["number"], entries)
     finally:
         execution.leave()
 
 
 def entries_of(found: Record) -> list[Entry]:
     """A record's journal."""
-    return [Entry(seq=seq, **fields) for seq, fields in enumerate(found["entries"], 1)]
+    return [
+        Entry(seq=seq, **{"kind": Kind.STEP, "outcome": Outcome.OK, **fields})
+        for seq, fields in enumerate(found["entries"], 1)
+    ]
 
 
-def _run(name: str, number: int) -> ClaimedRun:
-    return ClaimedRun(
-        id=uuid.uuid5(uuid.UUID(int=1), f"{name} {number}"),
+def _execution(workflow: Workflow[..., Any], number: int) -> Watched:
+    args, kwargs = workflow.info.decode_arguments(f'{{"n":{number}}}', {})
+    return Watched(
+        workflow.fn,
+        args,
+        kwargs,
+        info=workflow.info,
+        run_id=uuid.uuid5(uuid.UUID(int=1), f"{workflow.name} {number}"),
+        seed=number * 7_919 + len(workflow.name),
+        started_at=START,
+    )
+
+
+def _driver(execution: Watched, entries: list[Entry], letters: list[Mail], dice: random.Random) -> Driver:
+    run = ClaimedRun(
+        id=execution.run_id,
         token=uuid.UUID(int=2),
-        workflow=name,
-        input=f'{{"n":{number}}}',
-        seed=number * 7_919 + len(name),
+        workflow=execution.info.name or "",
+        input="{}",
+        seed=execution.seed,
         protocol=PROTOCOL,
         started_at=START,
-        wakes=0,
+        wakes=len(letters),
         floor=START,
+        rewinds=[(entry.seq, entry.to_seq) for entry in entries if entry.to_seq is not None],
+        mail=list(letters),
     )
+    return Driver(run, execution, new_id=lambda: uuid.UUID(int=dice.getrandbits(128)), settings=SETTINGS)
 
 
-def _execution(workflow: Workflow[..., Any], run: ClaimedRun) -> Watched:
-    args, kwargs = workflow.info.decode_arguments(run.input, {})
-    return Watched(
-        workflow.fn, args, kwargs, info=workflow.info, run_id=run.id, seed=run.seed, started_at=run.started_at
-    )
-
-
-def _outcome(call: CallStep, run: ClaimedRun, now: int) -> BodyOutcome:
+def _outcome(call: CallStep, run_id: uuid.UUID, now: int) -> BodyOutcome:
     assert call.context is not None
     context: contextvars.Context = call.context.copy()
-    context.run(CURRENT_STEP.set, StepInfo(run.id, call.key, 1, call.idempotency_key, dict))
+    context.run(CURRENT_STEP.set, StepInfo(run_id, call.key, 1, call.idempotency_key, dict))
     try:
         args, kwargs = call.info.fresh_arguments(call.input)
         value = context.run(_to_end, call, args, kwargs)
@@ -168,16 +200,17 @@ def _to_end(call: CallStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     raise AssertionError(f"the body of {call.name} waits for something")
 
 
-def _as_record(execution: Watched, run: ClaimedRun, entries: list[Entry]) -> Record:
-    assert execution.hold_reason is None, f"{run.workflow} is held: {execution.hold_reason}"
-    assert execution.ended is not None, f"{run.workflow} has not ended: it waits for {list(execution.open)}"
+def _as_record(execution: Watched, name: str, number: int, entries: list[Entry]) -> Record:
+    assert execution.hold_reason is None, f"{name} is held: {execution.hold_reason}"
+    assert execution.ended is not None, f"{name} has not ended: it waits for {list(execution.open)}"
     found = {
-        "workflow": run.workflow,
-        "number": json.loads(run.input)["n"],
+        "workflow": name,
+        "number": number,
         "entries": [_fields(entry) for entry in entries],
         "asked": execution.asked,
         "output": execution.ended.output,
         "error": _without_lines(execution.ended.error),
+        "cancelled": execution.ended.cancelled,
     }
     clean: Record = json.loads(_without_paths(json.dumps(found)))
     return clean

@@ -79,6 +79,7 @@ async def fail(n: int) -> int:
             SystemExit(n),
             asyncio.CancelledError("of the body's own"),
             TimeoutError("of the body's own"),
+            re.error("of another name since 3.13"),
         ]
         raise ways[roll(len(ways))] from cause
 
@@ -244,6 +245,8 @@ async def outcomes(*tasks: Any) -> list[str]:
 
 def say(value: Any) -> str:
     """Words that are the same under each Python."""
+    if isinstance(value, re.error):
+        return f"re.error({value})"
     if isinstance(value, BaseExceptionGroup):
         return f"{type(value).__name__}({value.message!r}, {[say(e) for e in value.exceptions]})"
     return f"{type(value).__name__}({value})" if isinstance(value, BaseException) else repr(value)
@@ -536,6 +539,51 @@ async def orphans(n: int) -> list[int]:
     for i in range(3):
         asyncio.create_task(tidy(i))
     return [await branch(n)]
+
+
+@workflow
+async def is_cancelled(n: int) -> list[int]:
+    async def tidy(i: int) -> int:
+        try:
+            return await branch(i, 3)
+        finally:
+            await step(take, i)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(tidy(i)) for i in range(2)]
+            await asyncio.wait_for(branch(n, 3), 100)
+        return [task.result() for task in tasks]
+    finally:
+        await asyncio.gather(branch(n), asyncio.shield(branch(n)))
+
+
+@workflow
+async def survives_a_cancel(n: int) -> list[Any]:
+    seen: list[Any] = []
+    for _ in range(3):
+        try:
+            seen.append(await asyncio.gather(branch(n), step(take, n)))
+            async with asyncio.timeout(5):
+                await sleep(2)
+        except asyncio.CancelledError:
+            seen.append(await step(take, n))
+            task = asyncio.current_task()
+            seen.append(task.uncancel() if task is not None else None)
+    return seen
+
+
+@workflow
+async def is_retried(n: int) -> list[Any]:
+    first = await asyncio.gather(branch(n), branch(n, 1))
+    found = await asyncio.gather(*(step(maybe, i) for i in range(5)), branch(n), return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(step(maybe, i)) for i in range(2)]
+        tasks.append(group.create_task(branch(n, 3)))
+    return [first, found, [task.result() for task in tasks], await step(maybe, n)]
 
 
 # --- what tasks share -------------------------------------------------------------------------------------------------

@@ -408,7 +408,7 @@ async def test_b076_what_would_hang_is_refused_at_once(dsn: str) -> None:
         with pytest.raises(ConfigurationError, match=r"asyncio\.to_thread"):
             handle.result()
         with pytest.raises(OutsideRun, match=r"client\.start"):
-            waits_within()
+            waits_within().close()
         assert await client.handle(handle.id, waits_within).result(timeout=30) == "rung"
     await asyncio.to_thread(sync_client.close)
 
