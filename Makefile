@@ -53,8 +53,8 @@ bench: $(VENV)/.develops .venv-peers/.installed ## the figures: must, goal, meas
 simulate: $(VENV)/.develops ## SEEDS=10000: random programs, crashes and orders of completion through the pure core
 	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
-matrix: ## the tests under each of Python 3.11, 3.12 and 3.13 that is found here
-	@sh tests/matrix.sh
+matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.11, 3.12 and 3.13; ARGS=tests: all tests
+	@sh tests/matrix.sh $(ARGS)
 
 soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
