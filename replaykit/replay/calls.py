@@ -274,8 +274,8 @@ class Workflow(Generic[P, T]):
         execution = current_execution()
         if execution is None:
             raise OutsideRun(
-                f"{self.name}(...) outside of a run: start one with `await client.start({self.name}, ...)`; "
-                f"the plain function is {self.name}.fn"
+                f"{self.name}(...) outside of a run: start one with `await client.start({self.name}, ...)`, in a test "
+                f"with the client of replaykit.testing; the plain function is {self.name}.fn"
             )
         if execution.loop.gone:
             raise Gone
