@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from replaykit.errors import NotRetryable, RunNotFound
-from replaykit.postgres import journal, mailbox, migrate, runs
-from replaykit.postgres.schema import Bound, done_channel, work_channel
+from replaykit.postgres import journal, mailbox, migrate, onlookers, runs
+from replaykit.postgres.schema import Bound, Statement, done_channel, work_channel
 from replaykit.replay.entries import Change, Entry, Finish, Hold, Park, State, Verdict
 from tests.postgres.store import NOW, Store, step, unit
 
@@ -485,3 +485,31 @@ def test_a_cancel_under_an_older_snapshot_fails_instead_of_guessing(store: Store
 
     with pytest.raises(psycopg.errors.SerializationFailure):
         person.run(mailbox.cancel(run.id))
+
+
+@pytest.mark.parametrize("statement", ["runs-read-claimed", "mailbox-list-shown"])
+def test_what_answers_requests_is_found_in_a_long_journal_by_an_index(store: Store, statement: str) -> None:
+    """A claim and `show` read no other entry for it."""
+    run = store.running()
+    store.admin.execute(
+        "insert into journal (run_id, seq, key, name, kind, outcome, output, at, write_id)"
+        " select %s, n, 's' || n, 's', 'step', 'ok', '1', now(), gen_random_uuid() from generate_series(1, 20000) n",
+        [run.id],
+    )
+    ask(store, mailbox.cancel(run.id))
+    store.admin.execute("analyze")
+    bound = onlookers.shown_requests(run.id) if "shown" in statement else runs.read_claimed(store.worker, run.token)[0]
+    assert bound[0].name == statement
+
+    connection = store.connect()
+    plan = connection.run(Statement("explain", "explain (analyze, format json) " + bound[0].text), bound[1])[0][0]
+
+    assert sum(rows_read(plan[0]["Plan"])) < 20
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[int]:
+    """Rows that the scans of a plan have touched."""
+    if "Scan" in plan["Node Type"] and "Relation Name" in plan:
+        yield (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    for part in plan.get("Plans", ()):
+        yield from rows_read(part)
