@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-__all__ = ["log", "trace"]
+__all__ = ["brief", "log", "trace"]
 
 _LINE_MAX: Final = 500
 _CHAIN_MAX: Final = 5
@@ -50,7 +50,7 @@ class _Log:
         error = facts.pop("exc_info", None)
         if error is True:
             error = sys.exc_info()[1]
-        facts = {name: _brief(fact) if isinstance(fact, BaseException) else fact for name, fact in facts.items()}
+        facts = {name: brief(fact) if isinstance(fact, BaseException) else fact for name, fact in facts.items()}
         if told is not None:
             if error:
                 facts["exception"] = trace(error)
@@ -73,12 +73,13 @@ def trace(error: BaseException) -> str:
         chain.append(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "\nwhich led to\n".join(
-        f"Traceback (most recent call last):\n{''.join(traceback.format_tb(link.__traceback__))}{_brief(link)}"
+        f"Traceback (most recent call last):\n{''.join(traceback.format_tb(link.__traceback__))}{brief(link)}"
         for link in reversed(chain)
     )
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
+    """An exception's type and the first line of its message: what follows may quote values."""
     lines = str(error).strip().splitlines()
     name = type(error).__qualname__
     return f"{name}: {lines[0][:_LINE_MAX]}" if lines else name

@@ -218,7 +218,7 @@ def worker(
 
 @cli.command()
 @click.argument("module", metavar="MODULE")
-@click.option("--reload", is_flag=True, help="Start anew when a .py file of MODULE's folder changes; no live view.")
+@click.option("--reload", is_flag=True, help="Start anew when a .py file of MODULE's folder changes.")
 @worker_options
 @database_options
 def dev(target: Target, module: str, reload: bool, **options: Any) -> int:

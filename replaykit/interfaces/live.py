@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from replaykit.runtime.modules import load_object, load_workflows
 from replaykit.runtime.target import Target
 from replaykit.runtime.worker import Worker
 
-__all__ = ["run_dev", "watch_run", "watch_runs"]
+__all__ = ["above_view", "run_dev", "watch_run", "watch_runs"]
 
 _LOOK_SECONDS = 0.25
 _ENDED = {"held", "succeeded", "failed", "cancelled", "continued"}
@@ -85,6 +87,42 @@ def _view(screen: Console, target: Target) -> Iterator[None]:
         finally:
             done.set()
             thread.join(timeout=5)
+
+
+@contextlib.contextmanager
+def above_view(target: Target) -> Iterator[bool]:
+    """A live view of the newest runs if stdout is a terminal; what this process and its children write goes above it.
+
+    Yields:
+        Whether there is a view.
+    """
+    if not sys.stdout.isatty():
+        yield False
+        return
+    streams = [number for number in (1, 2) if os.isatty(number)]
+    kept = [os.dup(number) for number in streams]
+    reading, writing = os.pipe()
+    with os.fdopen(os.dup(1), "w") as terminal:
+        screen = Console(file=terminal, highlight=False, emoji=False)
+        printer = threading.Thread(target=_print_lines, args=(reading, screen), name="replaykit print", daemon=True)
+        with _view(screen, target):
+            for number in streams:
+                os.dup2(writing, number)
+            os.close(writing)
+            printer.start()
+            try:
+                yield True
+            finally:
+                for number, descriptor in zip(streams, kept, strict=True):
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+                printer.join(timeout=5)  # its end is that of the last child
+
+
+def _print_lines(reading: int, screen: Console) -> None:
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            screen.print(Text.from_ansi(line.rstrip("\n")))
 
 
 def watch_runs(inspector: Inspector, *, state: str | None, workflow: str | None, limit: int) -> None:

@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replaykit.errors import ConfigurationError
+from replaykit.interfaces.live import above_view
 from replaykit.interfaces.logs import SETUP, setup
 from replaykit.interfaces.output import say
 from replaykit.limits import Settings
@@ -43,38 +44,45 @@ def run_reloading(
         ConfigurationError: watchfiles is not installed, or there is no such module to watch.
     """
     folder = _folder(module)
-    setup(log_format, log_level)
     with Inspector(target) as inspector:
         inspector.check()
-    config = WorkerConfig(
-        dsn=target.open(),
-        schema_name=target.schema,
-        modules=(module,),
-        queues=queues,
-        spare=False,  # it would have imported the old code
-        lifespan=lifespan,
-        settings=settings,
-        poll_only=poll_only,
-        log_format="json" if log_format == "json" else "console",
-        log_level=log_level,
-        log_setup=SETUP,
-    )
-    with _watched(folder) as changes:
+    dsn = target.open()
+    with _watched(folder) as changes, above_view(target) as drawn:
+        log_level = "warning" if drawn and log_level == "info" else log_level
+        setup(log_format, log_level)
+        config = WorkerConfig(
+            dsn=dsn,
+            schema_name=target.schema,
+            modules=(module,),
+            queues=queues,
+            spare=False,  # it would have imported the old code
+            lifespan=lifespan,
+            settings=settings,
+            poll_only=poll_only,
+            log_format="json" if log_format == "json" else "console",
+            log_level=log_level,
+            log_setup=SETUP,
+        )
         say(f"running {module}, again after each change of a .py file in {folder}  (Ctrl-C ends)")
-        while True:
-            bell = changes.next_bell()
-            try:
-                code = run_workers(config, bell)
-            except ConfigurationError as error:
-                if bell.signalled:
-                    raise
-                say(str(error))
-                say("waiting for the next change")
-                changes.wait()
-            else:
-                if bell.signalled:
-                    return code
-            say(f"{changes.file} has changed: starting anew")
+        return _work(config, changes)
+
+
+def _work(config: WorkerConfig, changes: _Changes) -> int:
+    """One worker after another, until a person ends one."""
+    while True:
+        bell = changes.next_bell()
+        try:
+            code = run_workers(config, bell)
+        except ConfigurationError as error:
+            if bell.signalled:
+                raise
+            say(str(error))
+            say("waiting for the next change")
+            changes.wait()
+        else:
+            if bell.signalled:
+                return code
+        say(f"{changes.file} has changed: starting anew")
 
 
 class _Changes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from replaykit.events import log
+from replaykit.events import brief, log
 from replaykit.limits import SLICE_SECONDS, Settings
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
 from replaykit.replay.codec import misfit
@@ -156,7 +156,7 @@ class Executor:
             driver.replay(run.entries)
         except Exception as error:
             log.exception("journal_not_replayed", run_id=str(run.id))
-            self._stop_at(f"its journal could not be replayed: {error!r}")
+            self._stop_at(f"its journal could not be replayed: {brief(error)}")
             return
         run.entries = []
         self._ready(driver)
@@ -310,7 +310,7 @@ class Executor:
             self._pump(now)
         except Exception as error:  # a defect of ours: this run stops where a person sees it, the others go on
             log.exception("run_broken", run_id=str(self.run.id))
-            self._stop_at(f"a defect of replaykit stopped the run, please report it: {error!r}")
+            self._stop_at(f"a defect of replaykit stopped the run, please report it: {brief(error)}")
 
     def _pump(self, now: int) -> None:
         driver = self.driver
@@ -386,7 +386,7 @@ class Executor:
             fresh = await self.shop.journals.renew_token(self.run)
         except Exception as error:
             log.exception("token_not_renewed", run_id=str(self.run.id))
-            self._stop_at(f"its journal could not be read again: {error!r}")
+            self._stop_at(f"its journal could not be read again: {brief(error)}")
             return
         if fresh is None:
             self._loading = None

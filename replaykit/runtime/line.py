@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replaykit.errors import DatabaseUnreachable
+from replaykit.events import brief
 from replaykit.limits import CLIENT_BACKOFF_SECONDS_MAX, CLIENT_RETRY_SECONDS, LOCK_TIMEOUT_SECONDS
 from replaykit.postgres.database import Connection, Database, is_lock_timeout, is_transient
 from replaykit.postgres.schema import Bound
@@ -80,7 +81,7 @@ class Line:
                     if time.monotonic() + pause > give_up_at:
                         if unreachable:
                             raise
-                        raise DatabaseUnreachable(f"the database does not answer: {error}") from error
+                        raise DatabaseUnreachable(f"the database does not answer: {brief(error)}") from error
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, CLIENT_BACKOFF_SECONDS_MAX)
 

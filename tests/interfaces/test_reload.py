@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import pty
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +123,56 @@ def test_code_that_is_broken_at_the_start_is_waited_for(folder: Path, dsn: str) 
     assert "ZeroDivisionError" in dev.said
     assert dev.end() == 130
     assert 'Traceback (most recent call last):\n  File "<string>"' not in dev.said
+
+
+def test_on_a_terminal_the_runs_are_drawn_below_what_is_said(folder: Path, tmp_path: Path, dsn: str) -> None:
+    """By children and parent alike; Ctrl-C ends both."""
+
+    (tmp_path / "go").touch()
+    parent, terminal = pty.openpty()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "REPLAYKIT_DATABASE_URL": dsn,
+        "TERM": "xterm",
+        "COLUMNS": "150",
+    }
+    program = "from replaykit.interfaces.cli import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "dev", str(folder / "pairs.py"), "--reload", "--log-level", "debug"],
+        env=environment,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    seen = bytearray()
+    reader = threading.Thread(target=read_all, args=(parent, seen))
+    reader.start()
+
+    async def through() -> Any:
+        async with Client(dsn) as client:
+            return await (await client.start("pair", str(tmp_path))).result(timeout=60)
+
+    try:
+        eventually(lambda: b"child_ready" in seen, "the child's events")
+        assert asyncio.run(through()) == ["old", "waited", "old code"]
+        eventually(lambda: b"succeeded" in seen, "the run in the live view")
+    finally:
+        child.send_signal(signal.SIGINT)
+        code = child.wait(timeout=60)
+        reader.join(timeout=10)
+        os.close(parent)
+
+    assert code == 0
+    assert b"worker_started" in seen  # a child's own line, through the pipe
+    assert b"Traceback" not in seen
+
+
+def read_all(terminal: int, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):  # the last writer has closed the terminal
+        while data := os.read(terminal, 65_536):
+            seen += data
 
 
 def test_a_change_before_the_worker_runs_is_not_missed() -> None:
