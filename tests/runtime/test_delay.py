@@ -96,7 +96,7 @@ async def test_a_delay_counts_from_the_start_in_a_long_transaction_too(client: C
 @pytest.mark.parametrize(
     ("delay", "sentence"),
     [
-        (dt.datetime(2030, 1, 1), r"delay=.*needs a time zone"),  # noqa: DTZ001
+        (dt.datetime(2030, 1, 1), r"delay=.*needs a time zone"),
         ("soon", "delay='soon': not a number of seconds"),
         (math.nan, "not a number of seconds"),
         (math.inf, "more than a hundred years"),

@@ -1,0 +1,84 @@
+"""A parent that starts runs, forks, and goes on, while its child starts runs of its own. Told on stdout as JSON.
+
+python -m tests.runtime.forking DSN
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+import warnings
+from typing import Any
+
+import psycopg
+
+from replaykit import SyncClient
+from tests.runtime.shop import checkout
+
+
+def backends(dsn: str) -> list[int]:
+    """The server processes of clients on this database."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        rows = connection.execute(
+            "select pid from pg_stat_activity where application_name = 'replaykit:client'"
+            " and datname = current_database() order by pid"
+        )
+        return [row[0] for row in rows]
+
+
+def child(client: SyncClient, dsn: str) -> dict[str, Any]:
+    """What a forked web worker does: the module's client, at once, from several threads."""
+    started: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: started.append(str(client.start(checkout, "child").id))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    known = client.handle(started[0]).info().workflow
+    client.close()
+    gc.collect()
+    return {"started": len(set(started)), "known": known}
+
+
+def main(dsn: str) -> None:
+    logging.getLogger("replaykit").setLevel(logging.ERROR)  # the tests' server is not durable
+    warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later say that a fork with threads is risky: it is
+    client = SyncClient(dsn)
+    client.start(checkout, "parent")
+    waiting = client.options(key="awaited").start(checkout, "parent")
+    waiter = threading.Thread(target=waiting.result, daemon=True)  # a connection that is in the middle of something
+    waiter.start()
+    while len(backends(dsn)) < 2:
+        pass
+    before = backends(dsn)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, json.dumps(child(client, dsn)).encode())
+        sys.exit(0)  # not os._exit: all that is freed at an interpreter's end is freed
+    os.close(writer)
+    _, status = os.waitpid(pid, 0)
+    of_child = json.loads(os.read(reader, 10_000))
+    after = backends(dsn)
+    handle = client.start(checkout, "parent")
+    print(
+        json.dumps(
+            {
+                "child": of_child,
+                "child's exit": status,
+                "connections kept": set(before) <= set(after),
+                "parent goes on": handle.created and client.handle("awaited").info().state == "pending",
+                "same connections": set(before) <= set(backends(dsn)),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
