@@ -180,7 +180,6 @@ class Engine:
                 return
             self._moving += 1
             try:
-                await asyncio.sleep(0)  # tasks that were made just now begin first
                 async with self._mover:
                     await self._move(due)
             finally:
@@ -250,7 +249,7 @@ class Engine:
 
     async def _is_quiet(self) -> bool:
         if not self._busy():
-            await asyncio.sleep(0)  # bodies that were woken by the same news go on first
+            await asyncio.sleep(0)  # tasks that were made or woken just now go first
         return not self._busy()
 
     def _busy(self) -> bool:

@@ -20,6 +20,7 @@ from replaykit import (
     RunFailed,
     RunHeld,
     RunNotFound,
+    Secret,
     Worker,
     WorkflowUnknown,
     sleep,
@@ -282,6 +283,31 @@ def test_a_step_that_runs_has_no_outcome_yet() -> None:
         assert (record.attempts, record.outcome, record.at) == (1, None, None)
         go_on.set()
         await handle.result()
+
+    asyncio.run(run())
+
+
+def test_an_argument_that_is_not_recorded_is_not_in_the_record() -> None:
+    """The body gets it; the record shows a secret as `***` and leaves out what cannot be journaled."""
+
+    class Connection:
+        pass
+
+    async def login(user: str, password: Secret[str], connection: Connection) -> str:
+        assert isinstance(connection, Connection)
+        return f"{user} {len(password.reveal())}"
+
+    @workflow
+    async def logging_in() -> str:
+        return await step(login, "ann", Secret("hunter2"), Connection())
+
+    async def run() -> None:
+        client = Client()
+        handle = await client.start(logging_in)
+
+        assert await handle.result() == "ann 7"
+        shown = client.steps(handle)["login"].input
+        assert (list(shown), str(shown["password"])) == (["user", "password"], "***")
 
     asyncio.run(run())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replaykit import ConfigurationError, OutsideRun, RunHeld, now, sleep, step, workflow
+from replaykit import ConfigurationError, OutsideRun, RunCancelled, RunHeld, now, sleep, step, workflow
 from replaykit.testing import Client, WaitsForTime
 from replaykit.testing.engine import REPLAYED_ENTRIES_MAX
 from tests.testing import flows
@@ -154,6 +154,60 @@ def test_a_steps_timeout_counts_the_virtual_time_that_its_body_takes() -> None:
 
         assert await handle.result() == "no answer at 00:00:30"
         assert client.steps(handle)["ask"].outcome == "timeout"
+
+    asyncio.run(run())
+
+
+def test_back_off_passes_beside_a_body_that_lasts() -> None:
+    """A step is tried again at its moments while another one of the same run takes longer."""
+    tries: list[str] = []
+
+    async def slow(card: str, cents: int) -> flows.Receipt:
+        await step.current().client.sleep(86_400)
+        return flows.Receipt(card, cents)
+
+    def fail(url: str) -> dict[str, Any]:
+        tries.append(f"{client.now():%H:%M}")
+        raise ConnectionError(url)
+
+    @workflow
+    async def both() -> tuple[flows.Receipt, str]:
+        receipt, error = await asyncio.gather(
+            step(flows.charge, "a", 1), step(flows.fetch, "url"), return_exceptions=True
+        )
+        assert isinstance(receipt, flows.Receipt)
+        return receipt, repr(error)
+
+    client = Client(stubs={flows.charge: slow, flows.fetch: fail}, now=NEW_YEAR)
+
+    async def run() -> None:
+        handle = await client.start(both)
+        await client.sleep(86_400)
+        receipt, words = await handle.result()
+
+        assert (receipt, words) == (flows.Receipt("a", 1), "ConnectionError('url')")
+
+    asyncio.run(run())
+
+    assert tries == ["00:00", "01:00", "02:00"]
+
+
+def test_a_body_that_lasts_is_stopped_by_a_cancel() -> None:
+    """Cancelling a run whose body waits for virtual time ends it without moving the time."""
+
+    async def slow(card: str, cents: int) -> flows.Receipt:
+        await step.current().client.sleep(86_400)
+        raise AssertionError
+
+    async def run() -> None:
+        client = Client(stubs={flows.charge: slow}, now=NEW_YEAR)
+        handle = await client.start(flows.checkout, "card")
+        await client.sleep(1)
+        await handle.cancel()
+
+        with pytest.raises(RunCancelled):
+            await handle.result(timeout=10)
+        assert client.now() == NEW_YEAR + dt.timedelta(seconds=1)
 
     asyncio.run(run())
 
