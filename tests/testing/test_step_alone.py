@@ -81,6 +81,7 @@ def test_a_body_that_starts_runs_gets_a_client() -> None:
 
     async def run() -> str:
         client = testing.Client()
+        await client.sleep(1)
         with testing.step(client=client):
             body = asyncio.create_task(flows.start_and_wait(2))
             await client.sleep(dt.timedelta(days=2))
