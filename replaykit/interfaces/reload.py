@@ -48,6 +48,8 @@ def run_reloading(
         inspector.check()
     dsn = target.open()
     with _watched(folder) as changes, above_view(target) as drawn:
+        # Two saves within a second that leave the size alone would find the bytecode of the first.
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         log_level = "warning" if drawn and log_level == "info" else log_level
         setup(log_format, log_level)
         config = WorkerConfig(

@@ -40,7 +40,7 @@ from replaykit.limits import (
     Settings,
 )
 from replaykit.postgres import journal, leases, runs
-from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_transient
+from replaykit.postgres.database import Connection, Database, is_lock_timeout, is_transient
 from replaykit.postgres.schema import Bound, done_channel, work_channel
 from replaykit.replay.calls import CURRENT_STEP, Workflow
 from replaykit.replay.driver import Phase
@@ -453,7 +453,7 @@ class Worker:
                     prune_at = time.monotonic() + _PRUNE_SECONDS
                     await self._ask(leases.prune_workers(WORKER_ROWS_KEEP_SECONDS))
             except Exception as error:
-                log.warning("sweep_failed", error=first_line(error))
+                log.warning("sweep_failed", error=error)
                 await asyncio.sleep(_RECOVER_SECONDS)
 
     async def _hint_loop(self) -> None:

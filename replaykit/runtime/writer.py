@@ -187,9 +187,9 @@ class _Shard:
     async def _recover(self, error: Exception, failures: int) -> None:
         if is_transient(error):
             if failures == 0 and not is_lock_timeout(error):
-                log.warning("journal_write_failed", error=first_line(error), retrying=True)
+                log.warning("journal_write_failed", error=error, retrying=True)
         elif failures % _TELL_EVERY == 0:  # a right that is missing, a table, a defect: it may be mended while we try
-            log.error("journal_write_failed", error=first_line(error), retrying=True, exc_info=error)
+            log.error("journal_write_failed", error=error, retrying=True, exc_info=error)
         if self._connection is not None and self._connection.closed:
             connection, self._connection = self._connection, None
             with contextlib.suppress(Exception):
@@ -244,7 +244,7 @@ class _Lane:
                 await self._turn()
             except Exception as error:
                 if not is_lock_timeout(error):
-                    log.warning("journal_write_failed", error=first_line(error), retrying=True)
+                    log.warning("journal_write_failed", error=error, retrying=True)
                     await self.close()
             if self._waiting:
                 await asyncio.sleep(_LANE_SECONDS)
