@@ -95,8 +95,8 @@ class Engine:
         self._resting: Counter[int] = Counter()  # by id: bodies that wait for time, or for another run
         self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
         self._onlookers: list[asyncio.Future[None]] = []
-        self._turn_due = False
-        self._moving = 0
+        self._turn_due: asyncio.Handle | None = None
+        self._moving: set[object] = set()  # sleeps that are on their way
         self._mover = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._shop: Shop | None = None
@@ -152,9 +152,8 @@ class Engine:
 
     def work(self) -> None:
         """Look for runs that want a worker, soon."""
-        if not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._turn)
+        if self._turn_due is None:
+            self._turn_due = self._loop.call_soon(self._turn)
 
     async def end_of(self, run_id: UUID) -> RunResult | None:
         """Wait for a run's end; None: no such run.
@@ -178,21 +177,23 @@ class Engine:
             if inside:
                 await self._sleep_in_body(due)
                 return
-            self._moving += 1
+            moving, this = self._moving, object()
+            moving.add(this)
             try:
                 async with self._mover:
                     await self._move(due)
             finally:
-                self._moving -= 1
+                moving.discard(this)
                 self._tell()
 
     async def _sleep_in_body(self, due: int) -> None:
         body = self._body()
         left = None if body is None or body.call.timeout is None else seconds_left(body.call.timeout, body.started_at)
         deadline = due if body is None or left is None else body.started_at + int(left * 1_000_000)
-        future = self._loop.create_future()
-        self._sleepers.append((min(due, deadline), future))
-        await future
+        if min(due, deadline) > self.clock.now():
+            future = self._loop.create_future()
+            self._sleepers.append((min(due, deadline), future))
+            await future
         if deadline < due:
             raise TimeIsUp  # of the step's `timeout=`, which counts real time where the body takes that
 
@@ -221,6 +222,8 @@ class Engine:
             shop.threads.shutdown(wait=False, cancel_futures=True)
         if watch is not None and not watch.get_loop().is_closed():
             watch.cancel()
+        if self._turn_due is not None:
+            self._turn_due.cancel()
         self._tell()
         self._host = None
         self._forget()
@@ -253,7 +256,7 @@ class Engine:
         return not self._busy()
 
     def _busy(self) -> bool:
-        return self._turn_due or any(not self._rests(executor) for executor in self._executors.values())
+        return self._turn_due is not None or any(not self._rests(executor) for executor in self._executors.values())
 
     def _rests(self, executor: _Executor) -> bool:
         """Whether nothing of the run happens before time moves or another run ends: all its bodies wait for that."""
@@ -273,12 +276,13 @@ class Engine:
         if body is None:
             yield False
             return
-        self._resting[id(body)] += 1
+        resting = self._resting
+        resting[id(body)] += 1
         self._tell()
         try:
             yield True
         finally:
-            self._resting[id(body)] -= 1
+            resting[id(body)] -= 1
 
     def _what_it_waits_for(self, run_id: UUID) -> str:
         row = self.memory.rows[run_id]
@@ -286,7 +290,11 @@ class Engine:
         due = self._next_due()
         if due is None:
             return f"{of} is {row.state}, and nothing that is known here will make it go on"
-        waits = f"waits ({row.waiting_for})" if row.state == State.WAITING else "has a step that waits"
+        executor = self._executors.get(run_id)
+        if executor is None:
+            waits = f"waits ({row.waiting_for})"
+        else:
+            waits = "has a step that waits" if executor.bodies else "waits"
         until = row.available_at if row.state == State.WAITING and row.available_at is not None else due
         return (
             f"{of} {waits} until {moment_of(until).isoformat()}, and virtual time stands still at "
@@ -298,7 +306,7 @@ class Engine:
 
     def _turn(self) -> None:
         """A plain callback: wake what is due, take what is free."""
-        self._turn_due = False
+        self._turn_due = None
         now = self.clock.now()
         for due, future in self._sleepers:
             if due <= now and not future.done():

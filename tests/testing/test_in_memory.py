@@ -354,6 +354,29 @@ def test_a_client_goes_on_in_another_event_loop() -> None:
     asyncio.run(go_on())
 
 
+def test_a_client_that_was_closed_goes_on_when_it_is_used_again() -> None:
+    """A run that was started right before the close, and a sleep that was cut short by it."""
+
+    async def run() -> None:
+        client = Client()
+        async with client:
+            handle = await client.start(flows.checkout, "card")
+            waiting = await client.start(flows.remind, 1)
+        assert (await handle.info()).state == "pending"
+        assert await handle.result(timeout=10) == flows.Receipt("card", 5)
+
+        sleeping = asyncio.create_task(client.sleep(3_600))
+        await asyncio.sleep(0)
+        await client.aclose()
+        sleeping.cancel()
+        with pytest.raises(WaitsForTime):
+            await waiting.result(timeout=10)
+        await client.sleep(86_400)
+        assert await waiting.result(timeout=10) == "1 days later"
+
+    asyncio.run(run())
+
+
 def test_a_worker_has_no_business_with_it() -> None:
     """It has no database that a Worker could use."""
 
