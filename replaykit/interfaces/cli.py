@@ -43,6 +43,7 @@ SETTINGS: dict[str, tuple[type, str]] = {
 }
 """A flag and a `REPLAYKIT_*` variable for each of `limits.Settings`, which is not imported before it is needed."""
 
+RUNS_SHOWN = 50
 STATES = ("pending", "running", "waiting", "held", "succeeded", "failed", "cancelled", "continued")
 
 
@@ -260,13 +261,13 @@ def start(target: Target, workflow: str, values: tuple[str, ...], as_json: bool,
 @cli.command()
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
 @click.option("--workflow", help="Only those of this workflow.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
-@click.option("--ids", is_flag=True, help="Print ids only, one a line.")
+@click.option("--limit", type=click.IntRange(1), help=f"At most so many; {RUNS_SHOWN}, with --ids all.")
+@click.option("--ids", is_flag=True, help="Print ids only, one a line: what cancel and retry read from stdin.")
 @click.option("--watch", is_flag=True, help="Keep looking, with progress, until Ctrl-C.")
 @json_option
 @database_options
 def runs(
-    target: Target, state: str | None, workflow: str | None, limit: int, ids: bool, watch: bool, as_json: bool
+    target: Target, state: str | None, workflow: str | None, limit: int | None, ids: bool, watch: bool, as_json: bool
 ) -> None:
     """List runs, newest first."""
     from replaykit.runtime.inspect import Inspector
@@ -275,8 +276,10 @@ def runs(
         if watch:
             from replaykit.interfaces.live import watch_runs
 
-            watch_runs(inspector, state=state, workflow=workflow, limit=limit)
+            watch_runs(inspector, state=state, workflow=workflow, limit=limit or RUNS_SHOWN)
             return
+        if limit is None and not ids:
+            limit = RUNS_SHOWN
         found = inspector.runs(state=state, workflow=workflow, limit=limit)
     if ids:
         for row in found:

@@ -43,7 +43,7 @@ select row_to_json(s)::text from (
     select {_RUN}
     from {{schema}}.runs r
     where (%(state)s::text is null or r.state = %(state)s) and (%(workflow)s::text is null or r.workflow = %(workflow)s)
-    order by r.id desc limit %(limit)s
+    order by r.id desc limit %(limit)s::bigint
 ) s
 """,
 )
@@ -158,8 +158,8 @@ select row_to_json(s)::text from (
 UNLISTEN = Statement("unlisten", "unlisten *")
 
 
-def shown_runs(*, state: str | None = None, workflow: str | None = None, limit: int = 50) -> Bound:
-    """Runs, newest first."""
+def shown_runs(*, state: str | None = None, workflow: str | None = None, limit: int | None = 50) -> Bound:
+    """Runs, newest first; all of them if `limit` is None."""
     return RUNS, {"state": state, "workflow": workflow, "limit": limit}
 
 

@@ -54,8 +54,8 @@ class Inspector:
         self._database: Database | None = None
         self._connection: SyncConnection | None = None
 
-    def runs(self, *, state: str | None = None, workflow: str | None = None, limit: int = 50) -> list[Row]:
-        """Rows of `runs`, newest first."""
+    def runs(self, *, state: str | None = None, workflow: str | None = None, limit: int | None = 50) -> list[Row]:
+        """Rows of `runs`, newest first; all of them if `limit` is None."""
         return self._ask(lambda c: parse_rows(c.run(*shown_runs(state=state, workflow=workflow, limit=limit))))
 
     def progress(self, *, state: str | None = None, workflow: str | None = None, limit: int = 20) -> list[Row]:

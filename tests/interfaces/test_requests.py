@@ -77,8 +77,8 @@ def test_as_json_there_is_an_object_for_each_run(cli: Cli, sql: Sql, monkeypatch
 
 
 def test_ids_come_from_stdin(cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`replaykit runs --state failed --ids | replaykit retry -`; empty lines are none, and no line is no mistake."""
-    lost = {failed_run(sql) for _ in range(3)}
+    """`replaykit runs --state failed --ids | replaykit retry -` takes all; empty lines are none, no line is no mistake."""
+    lost = {failed_run(sql) for _ in range(60)}
     stdin(monkeypatch, "\n" + cli("runs", "--state", "failed", "--ids").out)
 
     said = cli("retry", "-")
