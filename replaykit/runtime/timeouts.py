@@ -65,10 +65,8 @@ async def within(deadline: float, function: Callable[..., Any], args: tuple[Any,
                 return await function(*args, **kwargs)
             except asyncio.CancelledError:
                 raise
-            except (
-                BaseException
-            ) as error:  # past the scope, which would not tell a TimeoutError of the body from its own
-                failed = error
+            except BaseException as error:
+                failed = error  # past the scope: it could not tell the body's TimeoutError from its own
     except TimeoutError:
         raise TimeIsUp from None
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from tenacity.asyncio import retry_if_exception as retry_if_async
 
 from replaykit import Client, Handle, RunFailed, Worker, Workflow, now, step, workflow
 from replaykit.limits import Settings
@@ -224,6 +225,36 @@ async def test_no_new_try_begins_while_the_thread_of_the_last_one_lives(dsn: str
 
     assert (here.begun, here.ended) == ([1, 2], [1, 2])
     assert rows.entries(handle.id)[0].attempt == 2
+
+
+WORKERS: list[Worker] = []
+"""The one whose threads the predicate below waits for."""
+
+
+async def once_it_has_ended(error: BaseException) -> bool:
+    """A slow predicate: it answers when the thread that was too late has ended."""
+    outside().gate.set()
+    while WORKERS[0]._shop.threads_alive:
+        await asyncio.sleep(0.001)
+    return isinstance(error, TimeoutError)
+
+
+@workflow
+async def pondered() -> str:
+    """Whose decision takes longer than its body."""
+    retry = AsyncRetrying(retry=retry_if_async(once_it_has_ended))
+    return await step.options(timeout=0.05, retry=retry)(hang_sync, 1)
+
+
+async def test_a_thread_that_ends_while_its_time_out_is_judged_changes_nothing(dsn: str, rows: Rows) -> None:
+    """Its result came too late, and the next try has nothing to wait for."""
+    async with working(dsn, pondered) as (client, worker):
+        WORKERS[:] = [worker]
+        handle = await client.start(pondered)
+        assert await outcome(handle) == "attempt 2"
+
+    assert RUNS[str(handle.id)].ended == [1, 2]
+    assert rows.ask("select attempt, error->>'type' from attempts") == [(1, "builtins.TimeoutError")]
 
 
 async def test_the_last_try_of_a_thread_ends_the_step_while_it_lives(dsn: str, rows: Rows) -> None:
