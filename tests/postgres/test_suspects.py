@@ -215,8 +215,8 @@ def test_lost_leases_take_nothing_from_a_steps_retries(store: Store) -> None:
 
 
 @pytest.mark.parametrize("end", [dies, falls_silent])
-def test_a_run_over_its_limit_does_not_keep_the_others(store: Store, end: End) -> None:
-    """B127: of 20 runs of one dead worker the 7th has used up its recoveries: it is held, and 19 go on."""
+def test_b127_a_run_over_its_limit_does_not_keep_the_others(store: Store, end: End) -> None:
+    """Of 20 runs of one dead worker the 7th has used up its recoveries: it is held, and 19 go on."""
     started = [store.start() for _ in range(20)]
     store.admin.execute("update runs set fruitless = 7 where id = %s", [started[6]])
     worker = store.register()

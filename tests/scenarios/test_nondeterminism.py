@@ -298,7 +298,7 @@ async def test_b094_what_is_to_happen_once_belongs_into_a_step(dsn: str, rows: R
 
     assert spent == {"step": 5, "workflow": 15}
     docs = (Path(ROOT) / "docs" / "explanation" / "how-replay-works.md").read_text()
-    assert "effect" in docs
+    assert "Everything that touches the world goes into a step" in docs
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
