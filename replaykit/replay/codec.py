@@ -38,7 +38,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from replaykit.errors import NotJournalable
 from replaykit.replay import secrets
-from replaykit.replay.jsontext import compact, escape, parse, sorted_keys, unescape
+from replaykit.replay.jsontext import INT_DIGITS_MAX, compact, escape, has_huge_int, parse, sorted_keys, unescape
 from replaykit.replay.tags import DEPTH_MAX, a, is_fixed, is_plain, key_text, revive, sort_pairs, tag
 
 __all__ = ["Codec", "Masked", "codec_for", "misfit", "path_of_secret", "tagged"]
@@ -87,9 +87,13 @@ class Codec(ABC):
         try:
             twin = self.decode(text)
         except Exception as error:  # also what an author's own validator raises
-            raise NotJournalable(f"$: {a(value)} does not come back from its own JSON: {misfit(error)}") from None
+            raise NotJournalable(self.unreadable(value, error)) from None
         self.compare(value, twin)
         return twin
+
+    def unreadable(self, value: Any, error: Exception) -> str:
+        """The sentence for a value whose text `decode` refuses with `error`."""
+        return f"$: {a(value)} does not come back from its own JSON ({misfit(error)}){_open_instead(value)}"
 
     def compare(self, value: Any, twin: Any) -> None:
         """Raise NotJournalable, with the path of the first part that differs, unless `twin` may stand for `value`."""
@@ -182,6 +186,7 @@ def _choose(annotation: Any) -> Codec:
         return _Tagged(annotation)  # no schema for it (a client), or not this one (typing.TypedDict on 3.11)
 
 
+_HUGE_INT: Final = f"$: cannot journal an int of more than {INT_DIGITS_MAX:,} digits"
 _CONCRETE: Final = (
     list,
     dict,
@@ -237,9 +242,12 @@ class _Tagged(Codec):
     def encode(self, value: Any) -> str:
         plain = value if is_plain(value) else tag(value)
         try:
-            return escape(compact(plain))
+            text = escape(compact(plain))
         except ValueError:
-            raise NotJournalable("$: cannot journal an int of more than 4,300 digits") from None
+            raise NotJournalable(_HUGE_INT) from None
+        if len(text) > INT_DIGITS_MAX and has_huge_int(text):
+            raise NotJournalable(_HUGE_INT)
+        return text
 
     def decode(self, text: str) -> Any:
         value = parse(unescape(text))
@@ -329,9 +337,12 @@ class _Typed(Codec):
 
     def encode(self, value: Any) -> str:
         try:
-            return escape(self._dump(value, by_alias=False, round_trip=True, warnings="error").decode())
+            text = escape(self._dump(value, by_alias=False, round_trip=True, warnings="error").decode())
         except Exception as error:  # also what an author's own serializer raises
             raise NotJournalable(self._why(value, error)) from None
+        if len(text) > INT_DIGITS_MAX and has_huge_int(text):
+            raise NotJournalable(_HUGE_INT)
+        return text
 
     def decode(self, text: str) -> Any:
         return self._load(unescape(text), by_alias=False, by_name=True)
@@ -466,7 +477,7 @@ class _Int(_Scalar):
         try:
             return int.__repr__(value)  # of True and of an IntEnum's member, too
         except ValueError:
-            raise NotJournalable("$: cannot journal an int of more than 4,300 digits") from None
+            raise NotJournalable(_HUGE_INT) from None
 
 
 class _Bool(_Scalar):
@@ -738,7 +749,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 def _difference(value: Any, twin: Any) -> str:
     """The sentence for a value that does not come back: the path of the first part that differs, and how."""
-    path = ""
+    path, whole = "", value
     for _ in range(DEPTH_MAX):
         if not _may_stand_for(value, twin):
             return f"${path}: {a(value)} would come back as {a(twin)}: annotate it with its own type"
@@ -755,7 +766,16 @@ def _difference(value: Any, twin: Any) -> str:
         return (
             f"${path}: {a(value)} would lose its zone or fold: keep UTC or a fixed offset, or leave the annotation open"
         )
-    return f"${path}: {a(value)} would not come back equal"
+    return f"${path}: {a(value)} would not come back equal{_open_instead(whole)}"
+
+
+def _open_instead(value: Any) -> str:
+    """The way out for a value that its annotation loses, where tags would keep it."""
+    try:
+        kept = tagged.equal(value, tagged.decode(tagged.encode(value)))
+    except (NotJournalable, ValueError):
+        return ""
+    return ": an open annotation (Any) at the door would keep it" if kept else ""
 
 
 def path_of_secret(value: Any, depth: int = 0) -> str | None:

@@ -16,7 +16,10 @@ import pydantic_core
 
 from replaykit.errors import NotJournalable
 
-__all__ = ["check_size", "compact", "escape", "parse", "sorted_keys", "unescape"]
+__all__ = ["INT_DIGITS_MAX", "check_size", "compact", "escape", "has_huge_int", "parse", "sorted_keys", "unescape"]
+
+INT_DIGITS_MAX: Final = 4_300
+"""Digits of an int that Python reads back from text, unless its limit is raised."""
 
 _MARK: Final = "\ufdd0"
 _MARKED: Final = "\ufdd0\ufdd1"
@@ -60,6 +63,28 @@ def parse(text: str) -> Any:
         return pydantic_core.from_json(text)
     except (ValueError, TypeError):  # lone surrogates
         return json.loads(text)
+
+
+def has_huge_int(text: str) -> bool:
+    """Whether JSON text holds an int that no reader takes. Looks at one character in 4,300: a longer run has one of them."""
+    for at in range(INT_DIGITS_MAX, len(text), INT_DIGITS_MAX):
+        if text[at] in "0123456789":
+            first, last = at, at
+            while first > 0 and text[first - 1] in "0123456789":
+                first -= 1
+            while last + 1 < len(text) and text[last + 1] in "0123456789":
+                last += 1
+            if last - first >= INT_DIGITS_MAX:
+                return _cannot_be_read(text)
+    return False
+
+
+def _cannot_be_read(text: str) -> bool:
+    try:
+        parse(unescape(text))
+    except ValueError:
+        return True
+    return False  # the digits stand in a string
 
 
 def sorted_keys(value: Any) -> str:

@@ -80,7 +80,11 @@ class Secret(Generic[T]):
         return format(_MASK, spec)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and (self is other or (HIDDEN is not self and self._value == other._value))
+        if self is other:
+            return True
+        if type(other) is not type(self) or self is HIDDEN or other is HIDDEN:
+            return False
+        return bool(self._value == other._value)
 
     def __hash__(self) -> int:
         return hash((Secret, self._value))

@@ -179,7 +179,7 @@ class FunctionInfo:
             try:
                 twin = live.fresh() if isinstance(live, Masked) else codec.decode(text)
             except Exception as error:
-                raise NotJournalable(f"$.{name}: does not come back from its own JSON: {misfit(error)}") from None
+                raise NotJournalable(f"$.{name}{codec.unreadable(given[name], error)[1:]}") from None
             if not codec.exact and not codec.equal(given[name], twin):
                 self._check_unchanged(name, given[name], text, twin)
             values[name] = twin

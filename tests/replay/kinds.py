@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import datetime as dt
@@ -9,14 +10,20 @@ import decimal
 import enum
 import fractions
 import ipaddress
+import json
 import math
 import pathlib
 import re
+import subprocess
 import typing as t
 import uuid
 import zoneinfo
+from collections.abc import Callable
 from typing import Any
 
+import httpx
+import psycopg
+import sqlalchemy.exc
 import typing_extensions as te
 from pydantic import BaseModel, ConfigDict, Field, SecretBytes, SecretStr
 
@@ -162,7 +169,7 @@ class OwnEquality(BaseModel):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OwnEquality)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
 
 class HoldsBytes(BaseModel):
@@ -365,7 +372,7 @@ KINDS: list[tuple[str, Any, Any, str]] = [
     ("model, generic left open", Box, Box(v=(1, 2)), "$.v: a tuple would come back as a list"),
     ("dataclass with a set in its generic", PlainBox[set[int]], PlainBox({1}), "exact"),
     ("dataclass, generic left open", PlainBox, PlainBox((1, 2)), "$.v: a tuple would come back as a list"),
-    ("dataclass without __eq__", ByIdentity, ByIdentity(1.5), "exact"),
+    ("dataclass without `__eq__`", ByIdentity, ByIdentity(1.5), "exact"),
     ("Any, tuple", Any, (1, 2), "exact"),
     ("Any, datetime", Any, dt.datetime(2024, 1, 1), "exact"),
     ("Any, set", Any, {1}, "exact"),
@@ -416,6 +423,96 @@ KINDS: list[tuple[str, Any, Any, str]] = [
     ("Secret", Secret[str], Secret("s3cret"), "$: secrets are never written"),
     ("SecretBytes in a dict", dict[str, SecretBytes], {"k": SecretBytes(b"s3cret")}, "$.k: secrets are never written"),
     ("Literal", t.Literal["a", 1], 1, "exact"),
+]
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, *, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.detail = detail
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__("slot")
+        self.code = code
+
+
+class OwnNew(Exception):
+    def __new__(cls, *, code: int) -> OwnNew:
+        return super().__new__(cls)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+class OwnOSError(OSError):
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(2, why, path)
+        self.why = why
+
+
+class Denied(Exception):
+    def __init__(self, user: str, token: Secret[str]) -> None:
+        super().__init__(f"{user} is denied")
+        self.token = token
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+REQUEST = httpx.Request("GET", "http://shop.test/")
+
+ERRORS: list[tuple[str, BaseException]] = [
+    ("an `__init__` with keywords", ApiError(402, detail="no")),
+    ("attributes in slots", Slotted(7)),
+    ("a `__new__` of its own", OwnNew(code=1)),
+    ("a subclass of OSError", OwnOSError("/p", "gone")),
+    ("FileNotFoundError", FileNotFoundError(2, "No", "/x")),
+    ("KeyError", KeyError("k")),
+    ("UnicodeDecodeError", raised(lambda: b"\xff".decode())),
+    ("UnicodeEncodeError", UnicodeEncodeError("ascii", "é", 0, 1, "r")),
+    ("json.JSONDecodeError", raised(lambda: json.loads("{"))),
+    ("pydantic.ValidationError", raised(lambda: M(a="x"))),  # type: ignore[arg-type]
+    (
+        "httpx.HTTPStatusError",
+        httpx.HTTPStatusError("bad", request=REQUEST, response=httpx.Response(500, request=REQUEST)),
+    ),
+    ("httpx.ConnectTimeout", httpx.ConnectTimeout("t")),
+    ("subprocess.CalledProcessError", subprocess.CalledProcessError(1, ["x"], b"o")),
+    ("psycopg.errors.UniqueViolation", psycopg.errors.UniqueViolation("dup")),
+    (
+        "psycopg.OperationalError, of a connect",
+        raised(lambda: psycopg.connect("host=127.0.0.1 port=1 connect_timeout=1")),
+    ),
+    (
+        "sqlalchemy.exc.IntegrityError",
+        sqlalchemy.exc.IntegrityError("insert", {"a": 1}, psycopg.errors.UniqueViolation("dup")),
+    ),
+    ("ExceptionGroup", ExceptionGroup("g", [ValueError(1), KeyError(2)])),
+    ("TimeoutError", TimeoutError()),
+    ("AttributeError", raised(lambda: getattr(None, "foo"))),  # noqa: B009
+    ("NameError", NameError("no x", name="x")),
+    ("ImportError", ImportError("m", name="n")),
+    ("text with NUL and half an emoji", ValueError("a\0b\ud83d")),
+    ("an attribute that is a secret", Denied("me", Secret("s3cret"))),
+    ("StopIteration", StopIteration(5)),
+    ("SystemExit", SystemExit(3)),
+    ("KeyboardInterrupt", KeyboardInterrupt()),
+    ("GeneratorExit", GeneratorExit()),
+    ("asyncio.CancelledError", asyncio.CancelledError("x")),
 ]
 
 
