@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from replaykit.limits import FRUITLESS_MAX
+from replaykit import Client, Worker
+from replaykit.limits import FRUITLESS_MAX, Settings
 from replaykit.runtime.heartbeat import EXIT_LOOP_STUCK
 from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.poison import (
@@ -184,3 +187,36 @@ def test_a_suspect_that_dies_again_and_again_is_alone_in_the_end(crew: Crew, row
     dead = {e["pid"] for e in worker.events("child_ended", exit_code=9)}
     assert len(dead) >= 3
     assert dead <= {e["pid"] for e in worker.events("child_started", solo=True)}
+
+
+def test_a_worker_in_someone_elses_process_executes_one_suspect_at_a_time(dsn: str, rows: Rows, tmp_path: Path) -> None:
+    """Beside its other runs: it has no process to put it into."""
+    first = tmp_path / "first"
+    call = (str(first), str(first), 0)
+
+    def running() -> list[tuple[int, int]]:
+        query = "select count(*) filter (where suspect), count(*) filter (where not suspect) from runs"
+        return [(suspects, others) for suspects, others in rows.ask(f"{query} where state = 'running'")]
+
+    async def work() -> None:
+        async with Client(dsn) as client:
+            suspects = [await client.start(patient, *call) for _ in range(3)]
+            rows.ask("update runs set suspect = true, fruitless = %s", FRUITLESS_MAX)
+            others = [await client.start(patient, *call) for _ in range(2)]
+            async with Worker(client, workflows=[patient], settings=Settings(poll_seconds=0.05)):
+                await comes_true(lambda: running() == [(1, 2)])
+                others.append(await client.start(patient, *call))
+                await comes_true(lambda: running() == [(1, 3)])
+                first.touch()
+                await asyncio.gather(*(handle.result(timeout=30) for handle in suspects + others))
+
+    asyncio.run(work())
+
+    assert rows.states() == {"succeeded": 6}
+
+
+async def comes_true(fact: Callable[[], bool]) -> None:
+    """`eventually`, while the loop turns."""
+    async with asyncio.timeout(30):
+        while not fact():
+            await asyncio.sleep(0.01)

@@ -31,7 +31,8 @@ def watch_for_valid_after_a_stop(heartbeat: Heartbeat, lease_seconds: float) -> 
 
 
 def main() -> None:
-    """`stuck`: bodies and a loop that does not tick; `busy`: bodies; `idle`; `hog`; `watchful`: busy, and looks."""
+    """`stuck`: bodies and a loop that does not tick; `frozen`: such a loop without bodies; `busy`: bodies; `idle`; `hog`;
+    `watchful`: busy, and looks."""
     dsn, behaviour, lease = sys.argv[1:]
     lease_seconds = float(lease)
     worker_id = uuid.uuid4()
@@ -52,7 +53,7 @@ def main() -> None:
         snapshot=lambda: ([], {}),
         on_lost=lambda: None,
         exit_on_expiry=True,
-        busy=lambda: behaviour != "idle",
+        busy=lambda: behaviour not in ("idle", "frozen"),
     )
     heartbeat.start()
     print(json.dumps({"worker": str(worker_id)}), flush=True)
@@ -61,7 +62,7 @@ def main() -> None:
     if behaviour == "watchful":
         threading.Thread(target=watch_for_valid_after_a_stop, args=(heartbeat, lease_seconds), daemon=True).start()
     while True:
-        if behaviour != "stuck":
+        if behaviour not in ("stuck", "frozen"):
             heartbeat.tick()
         time.sleep(0.01)
 

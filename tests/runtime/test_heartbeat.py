@@ -285,9 +285,11 @@ def process(dsn: str, behaviour: str, lease_seconds: float = 1.0) -> Iterator[Pr
             one.process.communicate()
 
 
-def test_bodies_do_not_outlive_the_lease_of_a_stuck_loop(dsn: str) -> None:
-    """The process ends while the lease is still its own; a run is to blame."""
-    with process(dsn, "stuck") as one:
+@pytest.mark.parametrize("behaviour", ["stuck", "frozen"])
+def test_a_stuck_loop_does_not_outlive_its_lease(dsn: str, behaviour: str) -> None:
+    """The process ends while the lease is still its own, though no body runs: a workflow's own code may block as well. A
+    run is to blame."""
+    with process(dsn, behaviour) as one:
         code, _, _ = one.end()
 
         assert code == EXIT_LOOP_STUCK

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from replaykit.limits import Settings
-from replaykit.runtime.supervisor import DOUBLE_SIGINT_SECONDS, WorkerConfig, respawn_delay
+from replaykit.limits import SUSPECT_PROCESSES_MAX, Settings
+from replaykit.runtime.heartbeat import EXIT_LOOP_STUCK
+from replaykit.runtime.supervisor import DOUBLE_SIGINT_SECONDS, WorkerConfig, how_it_ended, respawn_delay
 from tests.runtime.facts import eventually, lives
 from tests.runtime.parents import Parent, running
 
@@ -126,6 +127,55 @@ def test_a_clean_exit_is_no_recovery(dsn: str) -> None:
 
         assert parent.wait() == 0
         assert run_row(dsn, run_id) == ("pending", None, 0)
+
+
+def test_an_exit_code_of_0_that_was_not_announced_is_a_recovery(dsn: str) -> None:
+    """A body's `os._exit(0)` looks like a clean exit, but no child leaves without a word."""
+    with running(config(dsn, "vanishing")) as parent:
+        child = parent.wait_for("child_ready")
+        run_id = give_run(dsn, child["worker"])
+        parent.wait_for("child_started", solo=True)  # it told of suspects, last of all
+
+        os.kill(child["pid"], signal.SIGUSR1)
+
+        eventually(lambda: run_row(dsn, run_id) == ("pending", None, 1), "the run is released")
+
+
+def test_suspects_get_children_of_their_own_whose_deaths_delay_nobody(dsn: str) -> None:
+    """They are replaced at once, however quickly they die, as long as there are suspects; the others stay as they are."""
+    with running(config(dsn, "suspicious")) as parent:
+        first = parent.wait_for("child_ready")
+
+        parent.wait_for("child_ended", times=8, exit_code=9)
+
+        assert len(parent.seen("child_started", solo=False)) == 1
+        assert lives(first["pid"])
+        slots = {event["child"] for event in parent.seen("child_started", solo=True)}
+        assert slots <= set(range(1, 1 + SUSPECT_PROCESSES_MAX))
+        parent.signal(signal.SIGTERM)
+        assert parent.wait() == 0
+        assert not any(lives(pid) for pid in parent.child_pids())
+
+
+def test_a_solo_child_that_finds_no_suspects_leaves_and_is_not_missed(dsn: str) -> None:
+    """Until some child tells of suspects again; and the end of a solo child that had no work is no recovery."""
+    with running(config(dsn, "relieved")) as parent:
+        first = parent.wait_for("child_ready")
+        solo = parent.wait_for("child_started", solo=True)
+        parent.wait_for("runs_released", worker=solo["worker"], recovered=False)
+
+        os.kill(first["pid"], signal.SIGKILL)
+        parent.wait_for("child_ready", times=3)
+
+        parent.wait_for("child_started", times=2, solo=True)
+
+
+def test_the_end_of_a_process_has_words() -> None:
+    """For the reason of a run that is held."""
+    assert how_it_ended(9) == "ended with exit code 9"
+    assert how_it_ended(-signal.SIGSEGV) == "was killed by SIGSEGV"
+    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL, as when memory runs out"
+    assert how_it_ended(EXIT_LOOP_STUCK) == "blocked its event loop until its lease ended"
 
 
 def test_sigterm_ends_all_children_and_then_the_parent(dsn: str) -> None:
