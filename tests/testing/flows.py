@@ -56,6 +56,7 @@ async def patient(order: str) -> tuple[Receipt, tuple[str, int], str]:
     """Steps side by side, a wait, an error that is caught, a wait that is cut short."""
     receipt, reserved = await asyncio.gather(step(charge, order, 5), step(reserve, order))
     await asyncio.sleep(0.01)
+    words = "charged"
     try:
         await step(charge, order, -1)
     except CardDeclined as error:
