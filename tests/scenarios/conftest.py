@@ -7,11 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.rows import Rows
+from tests.replay import drive
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def executions_leave() -> Iterator[None]:
+    """Those that a test drove by hand leave memory when it ends."""
+    yield
+    while drive.begun:
+        drive.begun.pop().leave()
 
 
 @pytest.fixture

@@ -214,7 +214,6 @@ async def test_b070_the_loop_keeps_no_timer_of_it() -> None:
     live.answer("visit#2", "after")
     assert live.result == 1
     assert live.execution.loop.problems == []
-    live.execution.leave()
 
 
 @workflow

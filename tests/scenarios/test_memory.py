@@ -84,7 +84,7 @@ async def test_b184_runs_that_have_ended_leave_memory(dsn: str) -> None:
                 handles = await asyncio.gather(*(client.start(drops_results, 2, 10_000) for _ in range(10)))
                 for handle in handles:
                     await handle.result(timeout=60)
-            kept = sum(1 for one in gc.get_objects() if isinstance(one, Execution))
+            kept = sum(isinstance(one, Execution) and one.info is drops_results.info for one in gc.get_objects())
         finally:
             gc.enable()
 

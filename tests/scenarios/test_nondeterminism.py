@@ -62,7 +62,6 @@ def test_b085_what_has_no_order_is_refused_with_a_way_out() -> None:
         coroutine.close()
     with pytest.raises(TypeError, match=r"asyncio\.create_task"):
         live.result
-    live.execution.leave()
 
 
 def test_b088_branches_may_interleave_in_any_way(elsewhere: list[dict[str, int]]) -> None:
@@ -165,7 +164,6 @@ async def test_b089_what_tasks_of_a_run_share_is_refused_to_a_body(kind: str) ->
     with pytest.raises(NotJournalable, match=rf"^\$\.queue: an? .*{kind} belongs to the run's own tasks"):
         live.result
     assert live.asked == []
-    live.execution.leave()
 
 
 # --- the code has changed ---------------------------------------------------------------------------------------------
@@ -212,8 +210,6 @@ def test_b091_a_block_that_became_another_kind_of_block_holds_the_run(
 
     assert holds in again.reason
     assert asks in again.reason
-    live.execution.leave()
-    again.execution.leave()
 
 
 ENVIRONMENT: dict[str, Any] = {"weekend": False}
@@ -336,5 +332,3 @@ def test_b095_a_step_that_failed_for_good_fails_alike_in_each_replay() -> None:
             again.deliver(dataclasses.replace(entry))
         assert again.result == live.result
         assert again.asked == live.asked
-        again.execution.leave()
-    live.execution.leave()
