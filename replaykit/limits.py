@@ -35,7 +35,7 @@ class Settings(BaseModel):
     """Time between two looks for work when no hint (NOTIFY) comes."""
 
     recoveries_max: Annotated[int, Field(ge=1)] = 5
-    """How often a run that ends its process is tried alone, in a process of its own, before it is held."""
+    """How often a run that ends its process is tried again, apart from others and in the end alone, before it is held."""
 
     payload_bytes_max: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
     """The largest single value in the journal. Larger ones belong in object storage, by reference."""

@@ -88,7 +88,7 @@ JOURNAL_WORDS = {
 RUNS_WORDS = {
     "claims": "how often a worker has taken it",
     "fruitless": "recoveries in a row without an entry, park or end between them; three make the run a suspect",
-    "suspect": "recovered too often without progress: it is run alone, in a process of its own",
+    "suspect": "recovered too often without progress: it is run apart from others, in the end alone in a process of its own",
 }
 
 MAILBOX_WORDS = {
