@@ -159,8 +159,8 @@ def _script() -> str | None:
     """The name under which a worker imports the script that runs here; None if it has none, or is that of another module."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    file = getattr(main, "__file__", None)
-    name: str = spec.name if spec is not None else pathlib.PurePath(file).stem if file else ""
+    file = re.split(r"[/\\]", getattr(main, "__file__", None) or "")[-1]
+    name: str = spec.name if spec is not None else file.rpartition(".")[0]
     return name if name not in sys.modules and all(part.isidentifier() for part in name.split(".")) else None
 
 

@@ -1,0 +1,103 @@
+"""A secret reaches the body of a step, and no row of the database (DESIGN 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pydantic import BaseModel, SecretStr
+
+from replaykit import Client, NotJournalable, RunFailed, Secret, Worker, step, workflow
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "s3" + "cret"
+seen: list[Any] = []
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Gateway(BaseModel):
+    url: str
+    token: SecretStr
+
+
+@dataclasses.dataclass
+class Account:
+    name: str
+    key: Secret[str]
+
+
+class Denied(Exception):
+    def __init__(self, account: Account, key: Secret[str]) -> None:
+        super().__init__("denied", key)
+        self.account = account
+
+
+async def charge(gateway: Gateway, key: Secret[str], anything) -> str:  # type: ignore[no-untyped-def]
+    seen.append((gateway.token.get_secret_value(), key.reveal(), anything["account"].key.reveal()))
+    return "charged"
+
+
+def refuse(account: Account) -> None:
+    raise Denied(account, account.key)
+
+
+async def leak(key: Secret[str]) -> dict[str, Any]:
+    return {"key": key}
+
+
+@workflow
+async def pay(way: str) -> str:
+    account = Account("ada", Secret(SECRET))
+    if way == "refuse":
+        await step(refuse, account)
+    if way == "leak":
+        await step(leak, account.key)
+    return await step(charge, Gateway(url="u", token=SecretStr(SECRET)), account.key, {"account": account})
+
+
+@workflow
+async def enter(account: Account) -> str:
+    return account.name
+
+
+def rows(dsn: str) -> str:
+    """All rows of all tables, as text."""
+    with psycopg.connect(dsn) as connection:
+        tables = connection.execute("select tablename from pg_tables where schemaname = 'replaykit'").fetchall()
+        found = [
+            connection.execute(
+                sql.SQL("select t::text from {} t").format(sql.Identifier("replaykit", table))
+            ).fetchall()
+            for (table,) in tables
+        ]
+    return str(found)
+
+
+async def test_no_row_holds_a_secret(dsn: str) -> None:
+    """Arguments, results, errors and what a run is started with: the bodies saw it, the database did not."""
+
+    seen.clear()
+    async with Client(dsn) as client, Worker(client, workflows=[pay, enter]):
+        charged = await (await client.start(pay, "charge")).result()
+        with pytest.raises(RunFailed) as refused:
+            await (await client.start(pay, "refuse")).result()
+        with pytest.raises(RunFailed, match=r"\$\.key: secrets are never written"):
+            await (await client.start(pay, "leak")).result()
+        for call in (client.start(enter, Account("ada", Secret(SECRET))), client.start("enter", Secret(SECRET))):
+            with pytest.raises(NotJournalable, match=r"^\$\.?\S*: a secret is never written, so no worker"):
+                await call
+        stored = rows(dsn)
+
+    assert charged == "charged"
+    assert seen == [(SECRET, SECRET, SECRET)]
+    assert ".account (" in str(getattr(refused.value.__cause__, "__notes__", ()))
+    assert stored.count("***") >= 5
+    assert SECRET not in stored
