@@ -174,9 +174,9 @@ class Driver:
         self.in_flight: dict[str, CallStep] = {}
         self.unit: Unit | None = None
         self._kept: dict[str, tuple[str, BodyOutcome]] = {}
-        self._rewinds = Rewinds(run.rewinds)
-        self._tries = Tries(run.attempts)
         self._letters = Letters(run.mail)
+        self._rewinds = Rewinds(run.rewinds, self._letters.accept_inputs_to)
+        self._tries = Tries(run.attempts)
         self._rewinding = False
         self._untold = False
         self._last_error_seq = 0

@@ -22,10 +22,12 @@ class Rewinds:
 
     Args:
         rewinds: `(seq, to_seq)` of each, in order, those that a later one set aside included.
+        accept_inputs_to: up to this seq results are used again whatever input the code asks with now.
     """
 
-    def __init__(self, rewinds: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, rewinds: Sequence[tuple[int, int]], accept_inputs_to: int = 0) -> None:
         self._spans = list(rewinds)
+        self._accept_inputs_to = accept_inputs_to
         self._aside: dict[str, Entry] = {}
 
     def __bool__(self) -> bool:
@@ -47,7 +49,7 @@ class Rewinds:
     def result_for(self, call: CallStep) -> Entry | None:
         """The entry that was set aside and whose result this call repeats, if there is one."""
         entry = self._aside.get(call.key)
-        if entry is None or entry.outcome != Outcome.OK or not _same_call(entry, call):
+        if entry is None or entry.outcome != Outcome.OK or not self._same_call(entry, call):
             return None
         return entry
 
@@ -61,14 +63,13 @@ class Rewinds:
         entry = self._aside.get(call.key)
         if entry is None:
             return keys.of(call.key)
-        if _same_call(entry, call):
+        if self._same_call(entry, call):
             return entry.idempotency_key or keys.of(call.key)
         return keys.of(f"{call.key}\0rewind:{len(self._spans)}")  # no key holds a NUL
 
-
-def _same_call(entry: Entry, call: CallStep) -> bool:
-    if entry.name != call.name:
-        return False
-    return entry.digest == call.input.digest or (
-        entry.input is not None and same_input(call.info, entry.input, call.input)
-    )
+    def _same_call(self, entry: Entry, call: CallStep) -> bool:
+        if entry.name != call.name:
+            return False
+        if entry.digest == call.input.digest or entry.seq <= self._accept_inputs_to:
+            return True
+        return entry.input is not None and same_input(call.info, entry.input, call.input)

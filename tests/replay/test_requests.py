@@ -528,6 +528,29 @@ def test_accept_inputs_takes_recorded_results_whatever_the_code_asks_now() -> No
     assert count(story) == {"echo": 1, "other": 2}
 
 
+@pytest.mark.parametrize(("accept", "runs"), [("inputs", 1), (None, 2)])
+def test_accept_inputs_uses_what_a_rewind_set_aside_again(accept: str | None, runs: int) -> None:
+    """A failed run whose code asks otherwise now: its results count if the person says so."""
+    factor = [1]
+
+    @workflow
+    async def both() -> int:
+        results = await asyncio.gather(step(echo, 1), step(other, factor[0]), return_exceptions=True)
+        for one in results:
+            if isinstance(one, BaseException):
+                raise one
+        return sum(r for r in results if isinstance(r, int))
+
+    story = Story(both, failing("echo")).play()
+    assert story.state is State.FAILED
+    factor[0] = 2
+    story.retry(accept)
+    story.play()
+
+    assert count(story)["other"] == runs
+    assert story.result == (2 if accept else 3)
+
+
 def test_without_accept_a_retried_run_is_held_again_for_the_same_reason() -> None:
     """Nothing is guessed."""
     factor = [1]
