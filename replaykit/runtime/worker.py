@@ -123,7 +123,7 @@ class Worker:
         self._solo = solo
         self._on_suspects = on_suspects
         self._suspects: set[uuid.UUID] = set()  # in memory, and not got further yet
-        self._cleared: set[uuid.UUID] = set()  # in memory, suspects no more
+        self._cleared: set[uuid.UUID] = set()  # in memory of a solo worker, which parts with them
         self._suspects_at = 0.0  # monotonic: when the last one left memory, or the parent was told of some
         self._poll_only = poll_only
         self._stack: contextlib.AsyncExitStack | None = None
@@ -237,7 +237,7 @@ class Worker:
         self._shop = Shop(
             settings=self.settings,
             clock=self._clock,
-            put=self._put_suspects if self._solo else writer.put,
+            put=self._put if self._solo or not self._supervised else writer.put,
             journals=self,
             threads=threads,
             new_id=write_ids(),
@@ -595,8 +595,11 @@ class Worker:
                 return len(claimed)
         return 0
 
-    def _put_suspects(self, unit: Unit, answer: Answer) -> None:
-        """`Writer.put` in a solo worker, which watches whether its runs get further."""
+    def _put(self, unit: Unit, answer: Answer) -> None:
+        """`Writer.put` in a worker that may have suspects in memory: whether they get further is what it waits for."""
+        if unit.run_id not in self._suspects and unit.run_id not in self._cleared:
+            self._writer.put(unit, answer)
+            return
 
         def answered(verdict: Verdict, words: str | None) -> None:
             answer(verdict, words)
@@ -619,8 +622,10 @@ class Worker:
             log.warning("suspect_not_cleared", run_id=str(executor.run.id), error=error)
             return
         if cleared:
-            self._cleared.add(executor.run.id)
-            self._part_with(executor)
+            self._work.set()  # the next one's turn, where they are counted
+            if self._solo:
+                self._cleared.add(executor.run.id)
+                self._part_with(executor)
 
     def _part_with(self, executor: Executor) -> None:
         # With bodies side by side it stays until later: what comes after the short ones would wait for the long one.

@@ -190,9 +190,9 @@ def test_a_suspect_that_dies_again_and_again_is_alone_in_the_end(crew: Crew, row
 
 
 def test_a_worker_in_someone_elses_process_executes_one_suspect_at_a_time(dsn: str, rows: Rows, tmp_path: Path) -> None:
-    """Beside its other runs: it has no process to put it into."""
-    first = tmp_path / "first"
-    call = (str(first), str(first), 0)
+    """Beside its other runs: it has no process to put it into. When that one has got further it is the next one's turn."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    call = (str(first), str(second), 0)
 
     def running() -> list[tuple[int, int]]:
         query = "select count(*) filter (where suspect), count(*) filter (where not suspect) from runs"
@@ -208,6 +208,8 @@ def test_a_worker_in_someone_elses_process_executes_one_suspect_at_a_time(dsn: s
                 others.append(await client.start(patient, *call))
                 await comes_true(lambda: running() == [(1, 3)])
                 first.touch()
+                await comes_true(lambda: running() == [(0, 6)])
+                second.touch()
                 await asyncio.gather(*(handle.result(timeout=30) for handle in suspects + others))
 
     asyncio.run(work())
