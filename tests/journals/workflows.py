@@ -757,7 +757,7 @@ async def with_anyio(n: int) -> list[Any]:
         try:
             with anyio.fail_after(seconds):
                 async with anyio.create_task_group() as group:
-                    group.start_soon(step, maybe, n)
+                    group.start_soon(lambda: step(maybe, n))
                     group.start_soon(branch, n)
                     with anyio.CancelScope(shield=True):
                         seen.append(await step(take, n))
