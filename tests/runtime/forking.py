@@ -1,6 +1,6 @@
 """A parent that starts runs, forks, and goes on, while its child starts runs of its own. Told on stdout as JSON.
 
-python -m tests.runtime.forking DSN
+python -m tests.runtime.forking DSN idle|awaiting
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def child(client: SyncClient, dsn: str) -> dict[str, Any]:
     return {"started": len(set(started)), "known": known}
 
 
-def main(dsn: str) -> None:
+def main(dsn: str, what: str) -> None:
     logging.getLogger("replaykit").setLevel(logging.ERROR)  # the tests' server is not durable
     warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later say that a fork with threads is risky: it is
     client = SyncClient(dsn)
     client.start(checkout, "parent")
     waiting = client.options(key="awaited").start(checkout, "parent")
-    waiter = threading.Thread(target=waiting.result, daemon=True)  # a connection that is in the middle of something
-    waiter.start()
-    while len(backends(dsn)) < 2:
-        pass
+    if what == "awaiting":  # a connection in the middle of something, a task that holds all of the client's
+        threading.Thread(target=waiting.result, daemon=True).start()
+        while len(backends(dsn)) < 2:
+            pass
     before = backends(dsn)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -81,4 +81,4 @@ def main(dsn: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -217,11 +217,16 @@ def test_many_threads_share_a_client(client: SyncClient, sql: Sql) -> None:
 # --- whatever else goes on in its process -----------------------------------------------------------------------------
 
 
-def test_a_forked_child_leaves_its_parents_connections_alone_and_opens_its_own(dsn: str) -> None:
-    """Though the child ends as interpreters end, and frees all it has; the parent had one connection in use."""
+@pytest.mark.parametrize("parent", ["idle", "awaiting"])
+def test_a_forked_child_leaves_its_parents_connections_alone_and_opens_its_own(dsn: str, parent: str) -> None:
+    """Though the child ends as interpreters end, and frees all it has."""
 
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.forking", dsn], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "tests.runtime.forking", dsn, parent],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
     assert ran.returncode == 0, ran.stderr
