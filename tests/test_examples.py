@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from replaykit import Client, SyncClient, Worker, workflow
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 
@@ -123,3 +132,72 @@ def until(sql: psycopg.Connection[tuple[Any, ...]], query: str, value: str, seco
     while (row := sql.execute(query.encode()).fetchone()) != (value,):
         assert time.monotonic() < deadline, f"{query}: {row}"
         time.sleep(0.02)
+
+
+PAGE = EXAMPLES.parent / "how-to" / "start-runs.md"
+
+
+@dataclass
+class Receipt:
+    """What the page's checkout returns."""
+
+    card: str
+    cents: int
+
+
+@workflow
+async def checkout(card: str, cents: int = 5) -> Receipt:
+    """The page's workflow."""
+    return Receipt(card, cents)
+
+
+class Base(DeclarativeBase):
+    """Of the page's table."""
+
+
+class Order(Base):
+    """The page's order."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.anyio
+async def test_the_snippets_of_the_page_run(dsn: str) -> None:
+    """Each block of Python and SQL of how-to/start-runs.md, in order, with one worker."""
+
+    engine = create_async_engine(dsn.replace("postgresql:", "postgresql+psycopg:", 1))
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    names: dict[str, Any] = {
+        "AsyncSession": AsyncSession,
+        "Client": Client,
+        "Order": Order,
+        "SyncClient": SyncClient,
+        "UTC": UTC,
+        "checkout": checkout,
+        "datetime": datetime,
+        "dsn": dsn,
+        "engine": engine,
+        "psycopg": psycopg,
+        "timedelta": timedelta,
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    snippets = re.findall(r"^```(python|sql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    async with Worker(dsn, workflows=[checkout]):
+        for language, snippet in snippets:
+            if language == "sql":
+                with psycopg.connect(dsn) as sql:
+                    sql.execute(snippet.encode())
+            elif "await " in snippet:
+                names["client"] = names["client"] if isinstance(names.get("client"), Client) else Client(dsn)
+                await eval(compile(snippet, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+            else:
+                names["client"] = SyncClient(dsn)
+                await asyncio.to_thread(exec, compile(snippet, str(PAGE), "exec"), names)
+    await engine.dispose()
+
+    with psycopg.connect(dsn) as sql:
+        rows = sql.execute("select key, state from replaykit.runs where key is not null order by key").fetchall()
+    assert rows == [(f"order-{n}", "succeeded") for n in (42, 43, 44, 45)]
+    assert len(snippets) == 7

@@ -10,6 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_type
 
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
 from replaykit import (
     Client,
     Handle,
@@ -17,6 +21,8 @@ from replaykit import (
     RunHeld,
     RunInfo,
     StepInfo,
+    SyncClient,
+    SyncHandle,
     Worker,
     Workflow,
     now,
@@ -147,6 +153,28 @@ async def start_and_wait(client: Client) -> None:
         assert_type(error.type, str)
     except RunHeld as error:
         assert_type(error.reason, str)
+
+
+async def start_elsewhere(client: Client, session: AsyncSession, conn: psycopg.Connection[Any]) -> None:
+    """Later, or in a transaction of the caller's."""
+    assert_type(client.options(delay=3), Client)
+    client.options(delay=dt.timedelta(hours=1)).options(delay=dt.datetime(2030, 1, 1, tzinfo=dt.UTC))
+    assert_type(await client.options(conn=session).start(checkout, "order"), Handle[Receipt])
+    assert_type(await client.options(conn=conn, key="k").start(checkout, "order"), Handle[Receipt])
+
+
+def without_a_loop(client: SyncClient, session: Session) -> None:
+    handle = client.options(key="order-42", delay=1.5, conn=session).start(checkout, "order", count=2)
+    assert_type(handle, SyncHandle[Receipt])
+    assert_type(handle.created, bool)
+    assert_type(handle.id, uuid.UUID)
+    assert_type(handle.result(timeout=dt.timedelta(seconds=5)), Receipt)
+    assert_type(handle.info(), RunInfo)
+    assert_type(client.start("checkout", "order"), SyncHandle[Any])
+    assert_type(client.handle("order-42", checkout).result(), Receipt)
+    assert_type(client.handle(handle.id), SyncHandle[Any])
+    with SyncClient("postgresql://localhost/app") as other:
+        assert_type(other, SyncClient)
 
 
 async def serve() -> None:

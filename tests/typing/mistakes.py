@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from replaykit import Client, Worker, now, sleep, step, workflow
+from replaykit import Client, SyncClient, Worker, now, sleep, step, workflow
 from tests.typing.examples import charge, checkout, nightly, score, send_mail
 
 
@@ -40,3 +40,11 @@ async def callers(client: Client) -> None:
     Worker(client, workflows=[charge])  # MISTAKE: a step is no workflow
     (now() - 5).date()  # MISTAKE: a moment less a number
     await client.start(nightly)  # MISTAKE: no day
+
+
+def without_a_loop(client: SyncClient) -> None:
+    client.start(checkout, 5)  # MISTAKE: a number for the order
+    client.options(delay="soon")  # MISTAKE: neither seconds nor a timedelta nor a moment
+    client.options(conn="postgresql://localhost/app")  # MISTAKE: a URL is no connection
+    number: int = client.start(checkout, "order").result()  # MISTAKE: the result is a Receipt
+    print(number)
