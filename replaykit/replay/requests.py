@@ -31,6 +31,7 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
+"""Stands for an option that was not given."""
 
 
 @dataclass(frozen=True, slots=True)

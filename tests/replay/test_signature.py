@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from replaykit.errors import ConfigurationError, NotJournalable
 from replaykit.replay.signature import describe, same_input, shorten_input
