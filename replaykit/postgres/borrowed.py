@@ -29,21 +29,22 @@ from replaykit.replay.entries import State
 
 if TYPE_CHECKING:
     import sqlalchemy
-    import sqlalchemy.orm
-    from sqlalchemy.ext import asyncio as sqlalchemy_async
+    from sqlalchemy import orm
+    from sqlalchemy.ext import asyncio as aio
 
 __all__ = ["Borrowable", "Borrower", "Conversation", "check_borrowable", "insert_run", "is_async"]
 
-Borrowable: TypeAlias = (
-    "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
-    " | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]"
-    " | sqlalchemy_async.AsyncConnection | sqlalchemy_async.AsyncSession | sqlalchemy_async.async_scoped_session[Any]"
+_Sync: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection | orm.Session | orm.scoped_session[Any]"
+_Async: TypeAlias = (
+    "psycopg.AsyncConnection[Any] | aio.AsyncConnection | aio.AsyncSession | aio.async_scoped_session[Any]"
 )
+Borrowable: TypeAlias = "_Sync | _Async"
 """What `conn=` takes."""
 
 T = TypeVar("T")
 Rows: TypeAlias = list[tuple[Any, ...]]
 Conversation: TypeAlias = Generator[Bound, Rows, T]
+"""What is said over a connection: yields statements, is sent their rows, returns what it was for."""
 
 _CANCEL_SECONDS: Final = 0.1  # between two requests to end a statement: the first may come before there is one
 _LOOKS_MAX: Final = 10  # at a key that is taken whenever we insert and gone whenever we look
@@ -196,9 +197,10 @@ def _unwrapped(conn: Any) -> psycopg.Connection[Any]:
         conn = conn.connection()
     if conn.closed:
         raise ConfigurationError("conn= is closed: start the run before its connection is given back")
+    raw = _of_psycopg(conn.connection.driver_connection, psycopg.Connection)
     if not conn.in_transaction():
         conn.begin()
-    return _of_psycopg(conn.connection.driver_connection, psycopg.Connection)
+    return raw
 
 
 async def _unwrapped_async(conn: Any) -> psycopg.AsyncConnection[Any]:
@@ -210,9 +212,10 @@ async def _unwrapped_async(conn: Any) -> psycopg.AsyncConnection[Any]:
         conn = await conn.connection()
     if conn.closed:
         raise ConfigurationError("conn= is closed: start the run before its connection is given back")
+    raw = _of_psycopg((await conn.get_raw_connection()).driver_connection, psycopg.AsyncConnection)
     if not conn.in_transaction():
         await conn.begin()
-    return _of_psycopg((await conn.get_raw_connection()).driver_connection, psycopg.AsyncConnection)
+    return raw
 
 
 C = TypeVar("C")

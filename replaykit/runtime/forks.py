@@ -16,7 +16,8 @@ __all__ = ["leave_to_parent", "renew_after_fork"]
 class Renewed(Protocol):
     """What is made anew in a child, before any other code of the child runs."""
 
-    def after_fork(self) -> None: ...
+    def after_fork(self) -> None:
+        """Make anew what the parent's threads hold."""
 
 
 _RENEWED: weakref.WeakSet[Renewed] = weakref.WeakSet()

@@ -456,8 +456,10 @@ async def test_another_driver_is_refused_in_a_sentence(client: Client) -> None:
     """Runs are inserted over psycopg alone."""
 
     made = sqlalchemy.create_engine("sqlite://")
-    with made.connect() as mine, pytest.raises(ConfigurationError, match=r"runs on sqlite3\.Connection.*psycopg alone"):
-        await client.options(conn=mine).start(checkout, "visa")
+    with made.connect() as mine:
+        with pytest.raises(ConfigurationError, match=r"runs on sqlite3\.Connection.*psycopg alone"):
+            await client.options(conn=mine).start(checkout, "visa")
+        assert not mine.in_transaction()
     made.dispose()
 
 

@@ -46,5 +46,4 @@ def without_a_loop(client: SyncClient) -> None:
     client.start(checkout, 5)  # MISTAKE: a number for the order
     client.options(delay="soon")  # MISTAKE: neither seconds nor a timedelta nor a moment
     client.options(conn="postgresql://localhost/app")  # MISTAKE: a URL is no connection
-    number: int = client.start(checkout, "order").result()  # MISTAKE: the result is a Receipt
-    print(number)
+    client.start(checkout, "order").result().cents  # MISTAKE: the result is a Receipt
