@@ -54,7 +54,7 @@ from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.rewinds import Rewinds
-from replaykit.replay.signature import FunctionInfo, shorten_input
+from replaykit.replay.signature import FunctionInfo, GrowingInputs
 from replaykit.replay.tries import Tries
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
+_INPUT_CHARS_LITTLE: Final = 250  # nothing shorter is the record of an input that grew, nor what one grew from
 _FOREVER: Final = 253_402_300_799_000_000  # the end of the year 9999, in microseconds
 _WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 
@@ -185,7 +186,7 @@ class Driver:
         self._new_id = new_id
         self._keys = IdempotencyKeys(run.id)
         self._evict_after = int(settings.evict_after_seconds * 1_000_000)
-        self._input_bytes_max = settings.input_bytes_max
+        self._inputs = GrowingInputs(settings.input_bytes_max)
         self._actions: list[Action] = []
         self._waiting: deque[tuple[Command, int]] = deque()
         self._asked: dict[str, CallStep] = {}  # calls in it that were not taken back
@@ -220,6 +221,9 @@ class Driver:
             self._last_seq = entry.seq
             if entry.at > self._last_at:
                 self._last_at = entry.at
+            if entry.input is not None and len(entry.input) > _INPUT_CHARS_LITTLE:
+                whole = self._inputs.whole(entry.name, entry.digest, entry.input)
+                entry = entry if whole is entry.input else replace(entry, input=whole)
             if entry.mailbox_id is not None:
                 self._letters.answered(entry)
             if self._rewinds and self._rewinds.take(entry):
@@ -590,7 +594,7 @@ class Driver:
             outcome.outcome,
             self._now,
             max(self._tries.count(call.key), before) + 1,
-            shorten_input(call.input, self._input_bytes_max),
+            self._inputs.record(call.name, call.input),
             outcome.output,
             outcome.error,
             call.input.digest,

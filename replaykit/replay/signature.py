@@ -23,12 +23,26 @@ from replaykit.replay.codec import Codec, Masked, codec_for, misfit
 from replaykit.replay.secrets import NOT_HANDED_OVER, REFUSED
 from replaykit.replay.tags import a, name_of
 
-__all__ = ["BoundInput", "FunctionInfo", "describe", "same_input", "shorten_input"]
+__all__ = [
+    "GROWN_CHARS_MIN",
+    "BoundInput",
+    "FunctionInfo",
+    "GrowingInputs",
+    "describe",
+    "same_input",
+    "shorten_input",
+]
 
 _EMPTY: Final = inspect.Parameter.empty
 _CALL: Final = '{"~call":'  # a start by name that nobody could bind (SQL's start()): args and kwargs as they were given
 _OPAQUE: Final = "~type"  # {"~type": "httpx.AsyncClient"}: an argument that can't be journaled, by its type's name
 _SHORTENED: Final = "~sha256"  # {"~sha256": ..., "size": ..., "head": ...}: an input too large to be kept
+_SHORTENED_TEXT: Final = f'{{"{_SHORTENED}"'
+_HEAD_CHARS: Final = 200
+_GROWING_MAX: Final = 16  # steps of a run whose last input is remembered
+
+GROWN_CHARS_MIN: Final = 1_024
+"""An input that begins as the last one of its step did, this far at least, is recorded by what is new in it."""
 
 
 @dataclass(slots=True)
@@ -350,11 +364,70 @@ def same_input(info: FunctionInfo, recorded: str, bound: BoundInput) -> bool:
 
 def shorten_input(bound: BoundInput, bytes_max: int) -> str:
     """The text to record for a plain step: the input itself, or its digest, size in bytes and head if it is larger."""
-    text = bound.text
-    if len(text) * 4 <= bytes_max or len(text.encode()) <= bytes_max:
+    return bound.text if _fits(bound.text, bytes_max) else _shortened(bound)
+
+
+def _fits(text: str, bytes_max: int) -> bool:
+    return len(text) * 4 <= bytes_max or len(text.encode()) <= bytes_max
+
+
+def _shortened(bound: BoundInput, **more: Any) -> str:
+    size, head = len(bound.text.encode()), bound.text[:_HEAD_CHARS]
+    return json.dumps({_SHORTENED: bound.digest, "size": size, "head": head, **more}, ensure_ascii=False)
+
+
+class GrowingInputs:
+    """The inputs of one run as they are recorded: of one that grows from call to call, only what is new.
+
+    An agent passes all that was said to each of its turns. Whole, the inputs of n turns would take n * n space. An input
+    that begins as the last one of the same step did is kept as digest, size, head, `after` (the digest of that last one),
+    `same` (how many characters it begins with alike) and `then` (the rest).
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._last: dict[str, tuple[str, str]] = {}  # by step: digest and whole text
+
+    def record(self, name: str, bound: BoundInput) -> str:
+        """The text to record for the next call of a step."""
+        text = bound.text
+        if len(text) < GROWN_CHARS_MIN:
+            return shorten_input(bound, self._bytes_max)
+        if not _fits(text, self._bytes_max):
+            return _shortened(bound)
+        after, before = self._last.get(name, ("", ""))
+        self._keep(name, bound.digest, text)
+        same = _shared(text, before)
+        return text if same < GROWN_CHARS_MIN else _shortened(bound, after=after, same=same, then=text[same:])
+
+    def whole(self, name: str, digest: str | None, text: str) -> str:
+        """A recorded input as it was, for the next entry of a journal; as it is recorded if that is all there is."""
+        if text.startswith(_SHORTENED_TEXT):
+            found = json.loads(text)
+            after, before = self._last.get(name, ("", ""))
+            if not after or found.get("after") != after:
+                return text
+            text = before[: found["same"]] + found["then"]
+        if len(text) >= GROWN_CHARS_MIN:
+            self._keep(name, digest or "", text)
         return text
-    head = text[:200]
-    return json.dumps({_SHORTENED: bound.digest, "size": len(text.encode()), "head": head}, ensure_ascii=False)
+
+    def _keep(self, name: str, digest: str, text: str) -> None:
+        if name not in self._last and len(self._last) >= _GROWING_MAX:
+            self._last.clear()
+        self._last[name] = (digest, text)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _join(parameters: list[tuple[str, str, Codec]], texts: list[str]) -> str:

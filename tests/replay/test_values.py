@@ -21,11 +21,12 @@ from pydantic import BaseModel
 
 from replaykit.errors import NotJournalable, StepFailed
 from replaykit.limits import Settings
+from replaykit.replay.calls import Workflow, step, workflow
 from replaykit.replay.codec import codec_for
 from replaykit.replay.driver import error_outcome, timeout_outcome
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.requests import CallStep
-from replaykit.replay.signature import FunctionInfo, describe, shorten_input
+from replaykit.replay.signature import FunctionInfo, GrowingInputs, describe
 from tests.replay import values_table
 from tests.replay.kinds import (
     ERRORS,
@@ -46,6 +47,7 @@ from tests.replay.kinds import (
     same,
     sentence,
 )
+from tests.replay.test_driver import claim
 
 OPEN = [(label, Any, value) for label, _, value, _ in KINDS]
 TYPED = [(label, annotation, value) for label, annotation, value, _ in KINDS]
@@ -389,6 +391,7 @@ def stored_bytes(turns: int, size: int, *, typed: bool = False) -> int:
     """Bytes of the inputs and outputs of that many turns, each of which asks with all that was said before."""
     info = describe(call_typed_model if typed else call_model)
     options: dict[str, Any] = {"model": "m"} if typed else {}
+    inputs = GrowingInputs(Settings().input_bytes_max)
     said: list[Any] = []
     total = 0
     for turn, role in zip(range(turns), itertools.cycle(["user"]), strict=False):
@@ -396,14 +399,75 @@ def stored_bytes(turns: int, size: int, *, typed: bool = False) -> int:
             words = {"role": speaker, "content": f"{turn}: " + "word " * (size // 5)}
             said.append(Message(**words) if typed else words)
         *asked, answer = said
-        text = shorten_input(info.bind((asked,), options), Settings().input_bytes_max)
+        text = inputs.record("call_model", info.bind((asked,), options))
         total += len(text.encode()) + len(info.encode_result(answer)[0].encode())
     return total
 
 
-@pytest.mark.parametrize(("size", "typed"), [(250, False), (1_000, False), (1_000, True), (4_000, False)])
+@pytest.mark.parametrize(
+    ("size", "typed"), [(5, False), (50, False), (250, False), (1_000, False), (1_000, True), (4_000, False)]
+)
 def test_turns_of_a_growing_conversation_are_stored_in_linear_space(size: int, typed: bool) -> None:
     """50, 100 and 200 turns that each pass the whole history: at most 2.1 times the bytes per doubling."""
     stored = [stored_bytes(turns, size, typed=typed) for turns in (50, 100, 200)]
 
     assert all(later / earlier <= 2.1 for earlier, later in itertools.pairwise(stored)), stored
+
+
+def test_an_input_that_grew_is_read_whole() -> None:
+    """By replaying what was recorded: each input up to `input_bytes_max` is there to be compared; a gap costs the rest alone."""
+    info = describe(call_model)
+    inputs, reader, late = (GrowingInputs(16_384) for _ in range(3))
+    said: list[dict[str, str]] = []
+    bound, recorded = [], []
+    for turn in range(60):
+        said.append({"role": "user", "content": f"{turn} \0\\ é" + "w" * 100})
+        bound.append(info.bind((said if turn % 17 else [*said[1:], said[0]],), {}))
+        recorded.append(inputs.record("call_model", bound[-1]))
+    whole = [reader.whole("call_model", b.digest, text) for b, text in zip(bound, recorded, strict=True)]
+    missed = [late.whole("call_model", b.digest, text) for b, text in zip(bound[20:], recorded[20:], strict=True)]
+
+    assert whole == [b.text for b in bound]
+    assert sum(map(len, recorded)) < sum(map(len, whole)) / 3
+    assert missed[0] == recorded[20]
+    assert missed[-1] == bound[-1].text  # turn 51 was recorded whole
+
+
+class Said(BaseModel):
+    content: str
+
+
+class SaidLater(Said):
+    """The same after a deployment: a field with a default came in."""
+
+    speaker: str = "user"
+
+
+def test_a_conversation_goes_on_after_its_messages_got_a_field() -> None:
+    """Inputs that were recorded by what is new in them are compared as whole ones are: the run is not held."""
+
+    def chat(kind: type[Said]) -> Workflow[[], int]:
+        async def answer(messages):  # type: ignore[no-untyped-def]
+            raise AssertionError
+
+        answer.__annotations__ = {"messages": list[kind], "return": kind}  # type: ignore[valid-type]
+
+        @workflow(name="chat")
+        async def talk() -> int:
+            said: list[Said] = []
+            for turn in range(30):
+                said.append(kind(content=f"{turn} " + "w" * 200))
+                said.append(await step(answer, said))
+            return len(said)
+
+        return talk
+
+    hand = claim(chat(Said))
+    for turn in range(29):
+        hand.end("answer" if turn == 0 else f"answer#{turn + 1}", Said(content=f"answer {turn}"))
+        hand.commit()
+    later = claim(chat(SaidLater), hand.journal)
+
+    assert '"then"' in (hand.journal[-1].input or "")
+    assert later.driver.execution.hold_reason is None
+    assert later.actions() == ["answer#30"]
