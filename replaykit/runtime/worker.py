@@ -75,6 +75,9 @@ _SOLO_IDLE_SECONDS: Final = 1.0  # without a suspect before a solo worker is don
 class Worker:
     """Executes runs of these workflows.
 
+    A run that ends the process ends yours. Runs under which that happened again and again are executed one at a time,
+    beside the others; only `replaykit worker` has processes to put them apart.
+
     Args:
         client_or_dsn: where; a `Client`, a URL, or None for the environment's database or the embedded one.
         workflows: what it executes. Two of one name are refused, naming both modules.
