@@ -605,7 +605,13 @@ class Driver:
 
     def _reuse(self, call: CallStep, aside: Entry) -> None:
         """A result that a rewind had set aside: the same call gets it again, and no body runs."""
-        entry = replace(aside, at=self._now, digest=call.input.digest, reuses=aside.reuses or aside.seq)
+        entry = replace(
+            aside,
+            at=self._now,
+            input=self._inputs.record(call.name, call.input),
+            digest=call.input.digest,
+            reuses=aside.reuses or aside.seq,
+        )
         self._deliver(entry, _UNDECODED)
 
     def _idempotency_key(self, call: CallStep) -> str | None:
