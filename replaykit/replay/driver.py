@@ -54,7 +54,7 @@ from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.rewinds import Rewinds
-from replaykit.replay.signature import FunctionInfo, GrowingInputs
+from replaykit.replay.signature import GROWN_CHARS_MIN, FunctionInfo, GrowingInputs
 from replaykit.replay.tries import Tries
 
 __all__ = [
@@ -177,6 +177,7 @@ class Driver:
         self._kept: dict[str, tuple[str, BodyOutcome]] = {}
         self._letters = Letters(run.mail)
         self._rewinds = Rewinds(run.rewinds, self._letters.accept_inputs_to)
+        self._rewound = bool(run.rewinds)
         self._tries = Tries(run.attempts)
         self._rewinding = False
         self._untold = False
@@ -187,6 +188,7 @@ class Driver:
         self._keys = IdempotencyKeys(run.id)
         self._evict_after = int(settings.evict_after_seconds * 1_000_000)
         self._inputs = GrowingInputs(settings.input_bytes_max)
+        self._input_chars_short = min(GROWN_CHARS_MIN - 1, settings.input_bytes_max // 4)  # recorded as they are
         self._actions: list[Action] = []
         self._waiting: deque[tuple[Command, int]] = deque()
         self._asked: dict[str, CallStep] = {}  # calls in it that were not taken back
@@ -226,7 +228,7 @@ class Driver:
                 entry = entry if whole is entry.input else replace(entry, input=whole)
             if entry.mailbox_id is not None:
                 self._letters.answered(entry)
-            if self._rewinds and self._rewinds.take(entry):
+            if self._rewound and self._rewinds.take(entry):
                 continue
             if entry.error is not None:
                 self._last_error_seq = entry.seq
@@ -314,7 +316,7 @@ class Driver:
         ended_at = max(self._now, outcome.started_at)
         return Attempt(
             call.key,
-            max(self._tries.count(call.key), before) + 1,
+            self._tries_before(call.key) + 1,
             outcome.started_at,
             ended_at,
             min(ended_at + math.ceil(min(wait_seconds, _WAIT_SECONDS_MAX) * 1_000_000), _FOREVER),
@@ -585,7 +587,7 @@ class Driver:
         return entry
 
     def _record_step(self, call: CallStep, outcome: BodyOutcome) -> None:
-        before = self._rewinds.attempts_before(call.key)
+        text = call.input.text
         entry = Entry(
             0,
             call.key,
@@ -593,12 +595,12 @@ class Driver:
             Kind.STEP,
             outcome.outcome,
             self._now,
-            max(self._tries.count(call.key), before) + 1,
-            self._inputs.record(call.name, call.input),
+            self._tries_before(call.key) + 1 if self._tries.known or self._rewound else 1,
+            text if len(text) <= self._input_chars_short else self._inputs.record(call.name, call.input),
             outcome.output,
             outcome.error,
             call.input.digest,
-            self._idempotency_key(call),
+            call.idempotency_key or self._idempotency_key(call),
             outcome.started_at,
         )
         self._deliver(entry, outcome.value)
@@ -615,9 +617,13 @@ class Driver:
         self._deliver(entry, _UNDECODED)
 
     def _idempotency_key(self, call: CallStep) -> str | None:
-        if call.runs_ahead:
-            return None
-        return call.idempotency_key or self._rewinds.idempotency_key(call, self._keys)
+        if call.idempotency_key or call.runs_ahead:
+            return call.idempotency_key or None
+        return self._rewinds.idempotency_key(call, self._keys) if self._rewound else self._keys.of(call.key)
+
+    def _tries_before(self, key: str) -> int:
+        """How many tries of the step there were."""
+        return max(self._tries.count(key), self._rewinds.attempts_before(key))
 
     def _deliver(self, entry: Entry, value: Any) -> None:
         self._last_seq += 1
@@ -626,7 +632,7 @@ class Driver:
             entry.at = self._last_at
         self._last_at = entry.at
         self._entries.append(entry)
-        if self._rewinds:
+        if self._rewound:
             self._rewinds.redone(entry.key)
         execution = self.execution
         if execution.hold_reason is not None and not execution.may_be_cancelled:
@@ -652,7 +658,7 @@ class Driver:
             and call.key not in self._kept
             and call.key not in self.in_flight
             and not self._tries.count(call.key)
-            and not self._rewinds
+            and not self._rewound
         )
 
     def _wait(self, command: Command, seq: int) -> None:
@@ -687,8 +693,12 @@ class Driver:
             self._answer_or_start(command)
 
     def _answer_or_start(self, call: CallStep) -> None:
-        kept = self._kept.pop(call.key, None) if self._kept else None
-        aside = self._rewinds.result_for(call) if self._rewinds else None
+        if not self._kept and not self._rewound and not self._tries.known:
+            if call.key not in self.in_flight:
+                self._start(call)
+            return
+        kept = self._kept.pop(call.key, None)
+        aside = self._rewinds.result_for(call)
         if kept is not None and kept[0] == call.input.digest:
             self._record_step(call, kept[1])
             self._deliver_due()
@@ -711,12 +721,15 @@ class Driver:
             self._start(waits.call)
 
     def _start(self, call: CallStep) -> None:
-        before = self._rewinds.attempts_before(call.key)
-        last = self._tries.last(call.key, before)
-        call.idempotency_key = self._idempotency_key(call) or ""
+        if not call.runs_ahead:
+            call.idempotency_key = self._idempotency_key(call) or ""
         self.in_flight[call.key] = call
+        if not self._tries.known and not self._rewound:
+            self._actions.append(StartBody(call))
+            return
+        last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
         if last is None:
-            self._actions.append(StartBody(call, max(self._tries.count(call.key), before) + 1))
+            self._actions.append(StartBody(call, self._tries_before(call.key) + 1))
         else:
             idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000
             self._actions.append(StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, idle))

@@ -77,6 +77,7 @@ class CallStep:
         "name",
         "number",
         "policy",
+        "runs_ahead",
     )
 
     def __init__(
@@ -96,6 +97,8 @@ class CallStep:
         self.input = input
         self.policy = policy
         self.line = line
+        self.runs_ahead = policy is not None and policy.durability == "async"
+        """Whether its body may start ahead of the journal and its result is handed on before its commit."""
         self.abandoned = False
         self.number = 0
         self.idempotency_key = ""  # set when its body is to start
@@ -111,11 +114,6 @@ class CallStep:
     def timeout(self) -> float | dt.timedelta | dt.datetime | None:
         """Its `timeout=`, for each attempt."""
         return None if self.policy is None or self.policy.timeout is UNSET else self.policy.timeout
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether its body may start ahead of the journal and its result is handed on before its commit."""
-        return self.policy is not None and self.policy.durability == "async"
 
     @property
     def where(self) -> str:

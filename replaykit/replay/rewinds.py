@@ -30,9 +30,6 @@ class Rewinds:
         self._accept_inputs_to = accept_inputs_to
         self._aside: dict[str, Entry] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._spans)
-
     def take(self, entry: Entry) -> bool:
         """Take notice of the journal's next entry; True if it is set aside: not to be delivered."""
         if any(to_seq <= entry.seq < seq for seq, to_seq in self._spans):

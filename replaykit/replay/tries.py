@@ -37,6 +37,7 @@ class Tries:
         self.waiting: dict[str, NextTry] = {}
         self.rows: list[Attempt] = []  # not sent yet
         self._last = {a.key: a for a in attempts}
+        self.known = bool(self._last)  # whether any step has failed tries
 
     def last(self, key: str, before: int = 0) -> Attempt | None:
         """The last failed try within the step's budget, which a rewind began anew after so many tries."""
@@ -51,6 +52,7 @@ class Tries:
     def record(self, row: Attempt) -> None:
         """A try failed, and another one was decided."""
         self._last[row.key] = row
+        self.known = True
         self.rows.append(row)
 
     def adopt(self, rows: Iterable[Attempt]) -> None:
