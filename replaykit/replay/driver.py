@@ -503,7 +503,7 @@ class Driver:
                 return Finish(State.CANCELLED)
             state = State.SUCCEEDED if ended.error is None else State.FAILED
             return Finish(state, ended.output, ended.error)
-        if self.in_flight or self._tries.lingering:
+        if self.in_flight or (self._tries.waiting and self._tries.lingering):
             return None
         if self._draining:
             return Release()
@@ -534,13 +534,14 @@ class Driver:
         self._see(now)
         if self._rewinding:
             return
-        if self.execution.loop.timers or self._letters.open:
+        asked = self._letters.open
+        if asked or self.execution.loop.timers:
             self._deliver_due()
         if self._waiting:
             self._carry_out()
         if self._tries.waiting:
             self._try_again()
-        if self._letters.open and self.execution.hold_reason is not None:
+        if asked and self.execution.hold_reason is not None:
             self._end_untold()
 
     def _end_untold(self) -> None:
