@@ -59,7 +59,7 @@ matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.
 soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
 
-crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it (about 6 minutes)
+crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it (about 10 minutes)
 	@$(PY) -m pytest tests/crash -m slow -s -q $(ARGS)
 
 docs: $(VENV)/.develops ## check the docs: links, settings, commands and the SQL in them
