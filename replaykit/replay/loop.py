@@ -587,16 +587,36 @@ def _all_tasks(loop: RunLoop) -> set[asyncio.Task[Any]]:
     return {task for task in loop.tasks if not task.done()}
 
 
-def _lead(name: str, on_a_run: Callable[..., Any], source: str) -> None:
+async def _leave_group(original: Callable[..., Any], group: Any, kind: Any, error: Any, trace: Any) -> Any:
+    """3.13's way out of a `TaskGroup`: a cancel from outside that comes while the group is failing is not lost with the
+    group's own, and is delivered after it.
+
+    Earlier ones forget the count of their own cancel, and with it that of another: the code would go another way there.
+    """
+    asked_before = group._parent_cancel_requested
+    parent = group._parent_task
+    try:
+        return await original(group, kind, error, trace)
+    except BaseExceptionGroup:
+        if group._base_error is None:
+            if group._parent_cancel_requested and not asked_before:
+                parent.uncancel()
+            if parent.cancelling():
+                parent.uncancel()
+                parent.cancel()
+        raise
+
+
+def _lead(function: Any, on_a_run: Callable[..., Any], source: str) -> None:
     """Give a function of asyncio another behaviour for callers on a run's loop, and leave it to everyone else.
 
     The function keeps its identity and gets new code, so that a `from asyncio import ...` made earlier is covered.
     """
-    namespace: dict[str, Any] = asyncio.tasks.__dict__
-    marker = f"_replaykit_{name}"
+    namespace: dict[str, Any] = function.__globals__
+    name = function.__name__
+    marker = f"_replaykit_{name.strip('_')}"
     if marker in namespace:
         return
-    function: Any = namespace[name]
     original = types.FunctionType(function.__code__, namespace, name, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
     namespace[marker] = (RunLoop, on_a_run, original)
@@ -607,7 +627,7 @@ def _lead(name: str, on_a_run: Callable[..., Any], source: str) -> None:
 
 if sys.version_info < (3, 12):
     _lead(
-        "wait_for",
+        asyncio.tasks.wait_for,
         _wait_for,
         "async def wait_for(fut, timeout):\n"
         "    loop_type, on_a_run, original = _replaykit_wait_for\n"
@@ -615,8 +635,18 @@ if sys.version_info < (3, 12):
         "        return await on_a_run(fut, timeout)\n"
         "    return await original(fut, timeout)\n",
     )
+if sys.version_info < (3, 13):
+    _lead(
+        asyncio.TaskGroup.__aexit__,
+        _leave_group,
+        "async def __aexit__(self, et, exc, tb):\n"
+        "    loop_type, on_a_run, original = _replaykit_aexit\n"
+        "    if isinstance(self._loop, loop_type):\n"
+        "        return await on_a_run(original, self, et, exc, tb)\n"
+        "    return await original(self, et, exc, tb)\n",
+    )
 _lead(
-    "all_tasks",
+    asyncio.tasks.all_tasks,
     _all_tasks,
     "def all_tasks(loop=None):\n"
     "    loop_type, on_a_run, original = _replaykit_all_tasks\n"

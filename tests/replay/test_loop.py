@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import inspect
@@ -23,9 +24,10 @@ import anyio.to_thread
 import pytest
 
 from replaykit.replay.calls import sleep, step, workflow
+from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.execution import Execution
 from replaykit.replay.loop import RunLoop
-from tests.replay.drive import begin, echo, replay
+from tests.replay.drive import begin, echo, other, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -757,3 +759,60 @@ def test_all_tasks_iterates_in_the_order_of_creation_whoever_else_runs() -> None
 
     assert others
     assert alone == among_others
+
+
+def test_a_cancel_that_meets_a_failing_task_group_is_not_lost() -> None:
+    """As in 3.13, in every Python: the group's error is caught, then the cancel arrives."""
+    seen: list[str] = []
+
+    async def fails() -> None:
+        await step(echo, 1)
+        raise ValueError("member")
+
+    async def tidies() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await step(other, 2)
+
+    @workflow
+    async def groups() -> str:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+                group.create_task(tidies())
+        except* ValueError:
+            seen.append("caught")
+        await step(echo, 3)
+        return "went on"
+
+    live = begin(groups)
+    live.answer("1/echo", 1)
+    live.deliver(Entry(2, "~cancel", "cancel", Kind.CANCEL, Outcome.OK, 0))
+    live.answer("2/other", 2)
+
+    ended = live.execution.ended
+    assert seen == ["caught"]
+    assert ended is not None
+    assert ended.cancelled
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_failed_task_group_leaves_no_count_of_cancels_behind(members: int) -> None:
+    """`Task.cancelling()` is what it was before (scenario B071)."""
+
+    async def fails() -> None:
+        await step(echo, 1)
+        raise ValueError("member")
+
+    @workflow
+    async def groups() -> int:
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(members):
+                    group.create_task(fails())
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert begin(groups).finish(lambda call: 1) == 0
