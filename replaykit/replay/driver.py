@@ -405,7 +405,7 @@ class Driver:
             self.words = (
                 f"the database refused an entry: {words}"
                 if verdict is Verdict.REFUSED
-                else f"an entry of another write stands in the journal at the place of entry {unit.entries[0].seq}: "
+                else f"rows of another write stand in the place of entry {unit.entries[0].seq if unit.entries else '-'}: "
                 "a defect of replaykit, please report it"
             )
 

@@ -571,12 +571,14 @@ async def _wait_for(fut: Any, timeout: float | None) -> Any:
         fut = asyncio.ensure_future(fut)
         if fut.done():
             return fut.result()
+        gone = asyncio.get_running_loop().create_future()  # 3.12 awaits one as well: it takes a turn of the loop
+        fut.add_done_callback(lambda _: gone.done() or gone.set_result(None))
         fut.cancel()
+        await gone
         try:
-            await fut
+            return fut.result()
         except asyncio.CancelledError as error:
             raise TimeoutError from error
-        return fut.result()
     async with asyncio.timeout(timeout):
         return await fut
 

@@ -816,3 +816,29 @@ def test_a_failed_task_group_leaves_no_count_of_cancels_behind(members: int) -> 
         return task.cancelling()
 
     assert begin(groups).finish(lambda call: 1) == 0
+
+
+def test_a_wait_for_without_time_takes_as_many_turns_as_in_later_pythons() -> None:
+    """What another task does in between is seen by the code."""
+    beats: list[int] = []
+
+    @workflow
+    async def counted() -> int:
+        async def beat() -> None:
+            while True:
+                beats.append(1)
+                await asyncio.sleep(0)
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        other_task = asyncio.create_task(beat())
+        await asyncio.sleep(0)
+        before = len(beats)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(never(), 0)
+        turns = len(beats) - before
+        other_task.cancel()
+        return turns
+
+    assert begin(counted).finish() == 3
