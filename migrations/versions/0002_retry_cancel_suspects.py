@@ -60,7 +60,8 @@ alter table mailbox drop constraint mailbox_kind_check, add constraint mailbox_k
 ATTEMPTS = (
     "alter table attempts add column if not exists tries integer not null default 1,"
     " add column if not exists first_at timestamptz,"
-    " add column if not exists idle_seconds double precision not null default 0",
+    " add column if not exists idle_seconds double precision not null default 0,"
+    " add column if not exists digest text",
 )
 
 # What reads whole tables comes after that transaction, and lets others write meanwhile.
@@ -103,6 +104,7 @@ ATTEMPTS_WORDS = {
     "tries": "the same since the step''s budget began: retry of a failed run gives it a new one",
     "first_at": "when the first of those began",
     "idle_seconds": "how long was waited between those",
+    "digest": "sha-256 of the try''s canonical input",
 }
 
 PAYLOADS_WORDS = {

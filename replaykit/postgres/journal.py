@@ -107,11 +107,11 @@ WRITE_UNITS_TRIED = Statement(
         f"""
 ), tried as (
     insert into {{schema}}.attempts (run_id, key, attempt, error, started_at, ended_at, next_at, tries, first_at,
-        idle_seconds)
+        idle_seconds, digest)
     select a.run_id, a.key, a.attempt, a.error::json, {moment("a.started_at")}, {moment("a.ended_at")},
-        {moment("a.next_at")}, a.tries, {moment("a.first_at")}, a.idle
+        {moment("a.next_at")}, a.tries, {moment("a.first_at")}, a.idle, a.digest
     from json_to_recordset(%(attempts)s::json) as a(run_id uuid, key text, attempt int, error text, started_at bigint,
-        ended_at bigint, next_at bigint, tries int, first_at bigint, idle float8)
+        ended_at bigint, next_at bigint, tries int, first_at bigint, idle float8, digest text)
     join held h on h.run_id = a.run_id
     where h.fresh
     on conflict do nothing""",
@@ -325,6 +325,7 @@ def _attempt_row(run_id: UUID, a: Attempt) -> dict[str, Any]:
         "tries": a.tries,
         "first_at": a.first_at,
         "idle": a.idle_seconds,
+        "digest": a.digest,
     }
 
 

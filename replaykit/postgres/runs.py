@@ -269,7 +269,8 @@ CLAIM_ATTEMPTS = Statement(
     "attempts-read-claimed",
     f"""
 select r.id, a.key, a.attempt, {us("a.started_at")}, {us("a.ended_at")}, {us("a.next_at")}, a.tries,
-    {us("coalesce(a.first_at, a.started_at)")}, a.idle_seconds
+    {us("coalesce(a.first_at, a.started_at)")}, a.idle_seconds, '', a.digest,
+    (select f.digest from {{schema}}.attempts f where f.run_id = r.id and f.key = a.key and f.attempt = 1)
 from {{schema}}.runs r
 cross join lateral (select distinct on (key) * from {{schema}}.attempts where run_id = r.id
     order by key, attempt desc) a

@@ -178,6 +178,7 @@ class Driver:
         self._letters = Letters(run.mail)
         self._rewinds = Rewinds(run.rewinds, self._letters.accept_inputs_to)
         self._rewound = bool(run.rewinds)
+        self._rewound_at = 0
         self._tries = Tries(run.attempts)
         self._rewinding = False
         self._untold = False
@@ -230,6 +231,8 @@ class Driver:
                 self._letters.answered(entry)
             if self._rewound and self._rewinds.take(entry):
                 continue
+            if entry.kind == Kind.REWIND:
+                self._rewound_at = entry.at
             if entry.error is not None:
                 self._last_error_seq = entry.seq
             yield entry
@@ -253,7 +256,7 @@ class Driver:
         self._rewinding = True
         self._last_seq += 1
         self._last_at = max(self._last_at, self._now)
-        to_seq = self._last_error_seq or self._last_seq
+        to_seq = self._rewound_to()
         self._entries.append(
             Entry(
                 self._last_seq,
@@ -266,6 +269,16 @@ class Driver:
                 to_seq=to_seq,
             )
         )
+
+    def _rewound_to(self) -> int:
+        """From where on entries are set aside: the error that the run died of; nothing, if it was not a step's.
+
+        Of a run that its code does not replay any more, nobody can tell: its last error.
+        """
+        if self.execution.hold_reason is not None:
+            return self._last_error_seq or self._last_seq
+        ended = self.execution.ended
+        return (ended.died_of if ended is not None else None) or self._last_seq
 
     def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
         """A body that was started has an outcome."""
@@ -324,6 +337,7 @@ class Driver:
             last.first_at if last is not None else outcome.started_at,
             idle,
             outcome.error or "{}",
+            call.input.digest,
         )
 
     def thread_ended(self, key: str, now: int) -> None:
@@ -620,7 +634,9 @@ class Driver:
     def _idempotency_key(self, call: CallStep) -> str | None:
         if call.idempotency_key or call.runs_ahead:
             return call.idempotency_key or None
-        return self._rewinds.idempotency_key(call, self._keys) if self._rewound else self._keys.of(call.key)
+        if not self._rewound:
+            return self._keys.of(call.key)
+        return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
 
     def _tries_before(self, key: str) -> int:
         """How many tries of the step there were."""
@@ -728,6 +744,7 @@ class Driver:
         if not self._tries.known and not self._rewound:
             self._actions.append(StartBody(call))
             return
+        call.shift = max(0, self._rewound_at - call.asked_at)
         last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
         if last is None:
             self._actions.append(StartBody(call, self._tries_before(call.key) + 1))

@@ -111,6 +111,8 @@ class Attempt:
     first_at: int
     idle_seconds: float = 0.0
     error: str = ""  # JSON text; not read back
+    digest: str | None = None  # of the try's input
+    first_digest: str | None = None  # of the first try's: read back only
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,17 +40,23 @@ __all__ = ["Ended", "Execution", "current_execution"]
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MISSING: Final = object()
 _CLOSES_MAX: Final = 100  # a coroutine that ignores GeneratorExit is closed again, at most this often
+_CHAIN_MAX: Final = 1_000  # exceptions that are looked at to find the step that a run died of
 _NEVER_ENDED: list[Any] = []
 """Tasks and generators that would not end: kept for the life of the process, else their `finally` runs inside another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the function ended: JSON text of the result or of the error; neither, if a request to end ended it."""
+    """How the function ended: JSON text of the result or of the error; neither, if a request to end ended it.
+
+    `died_of` is the seq of the entry whose error ended it: the earliest of those that its exception is, is made of, or was
+    raised from or during.
+    """
 
     output: str | None
     error: str | None
     cancelled: bool = False
+    died_of: int | None = None
 
 
 class Execution:
@@ -111,6 +117,7 @@ class Execution:
         self._awaited = 0  # calls in `open` that the code still waits for
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
+        self._raised: dict[int, tuple[BaseException, int]] = {}  # errors that were delivered, with their seq
         self._cancels = 0  # requests to end that were delivered
         self._stuck = False  # held because nothing can ever resolve what it waits for
         self._context = context
@@ -210,6 +217,7 @@ class Execution:
             future.set_result(value)
         else:
             error = value if value is not _MISSING else decode_error(entry.error or "{}")
+            self._raised[id(error)] = (error, entry.seq)
             future.set_exception(error)
             future.exception()  # retrieved, so that a result nobody awaits makes no noise
 
@@ -326,6 +334,7 @@ class Execution:
         call.future = future
         if self.hold_reason is None:
             call.context = contextvars.copy_context()
+            call.asked_at = self.loop.clock
             self.open[call.key] = call
             self._awaited += 1
             self._commands.append(call)
@@ -455,8 +464,26 @@ class Execution:
         elif not root.cancelled():
             root.exception()
         if error is not None:
-            self.ended = Ended(None, encode_error(error))
+            self.ended = Ended(None, encode_error(error), died_of=self._died_of(error))
         self.loop.stopped = True
+
+    def _died_of(self, error: BaseException) -> int | None:
+        found: list[int] = []
+        seen: set[int] = set()
+        to_see: list[BaseException | None] = [error]
+        while to_see:
+            one = to_see.pop()
+            if one is None or id(one) in seen or len(seen) > _CHAIN_MAX:
+                continue
+            seen.add(id(one))
+            raised = self._raised.get(id(one))
+            if raised is not None and raised[0] is one:
+                found.append(raised[1])  # its own cause came with it, from the body
+                continue
+            to_see += [one.__cause__, one.__context__]
+            if isinstance(one, BaseExceptionGroup):
+                to_see += one.exceptions
+        return min(found, default=None)
 
     # ------------------------------------------------------------------ leaving memory
 
@@ -491,6 +518,7 @@ class Execution:
             loop.tasks.clear()
             self.open.clear()
             self._commands.clear()
+            self._raised.clear()
             self._context = None
             self._root = None  # what runs leave behind is freed at once, as far as that can be done
             self._args, self._kwargs = (), {}

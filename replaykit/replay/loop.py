@@ -572,7 +572,7 @@ async def _wait_for(fut: Any, timeout: float | None) -> Any:
         if fut.done():
             return fut.result()
         gone = asyncio.get_running_loop().create_future()  # 3.12 awaits one as well: it takes a turn of the loop
-        fut.add_done_callback(lambda _: gone.done() or gone.set_result(None))
+        fut.add_done_callback(lambda _: None if gone.done() else gone.set_result(None))
         fut.cancel()
         await gone
         try:

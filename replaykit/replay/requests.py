@@ -66,6 +66,7 @@ class CallStep:
 
     __slots__ = (
         "abandoned",
+        "asked_at",
         "context",
         "function",
         "future",
@@ -78,6 +79,7 @@ class CallStep:
         "number",
         "policy",
         "runs_ahead",
+        "shift",
     )
 
     def __init__(
@@ -100,6 +102,8 @@ class CallStep:
         self.runs_ahead = policy is not None and policy.durability == "async"
         """Whether its body may start ahead of the journal and its result is handed on before its commit."""
         self.abandoned = False
+        self.asked_at = 0  # the run's clock then
+        self.shift = 0  # microseconds by which a rewind moved the moments that it was asked with
         self.number = 0
         self.idempotency_key = ""  # set when its body is to start
         self.context: contextvars.Context | None = None
@@ -112,8 +116,11 @@ class CallStep:
 
     @property
     def timeout(self) -> float | dt.timedelta | dt.datetime | None:
-        """Its `timeout=`, for each attempt."""
-        return None if self.policy is None or self.policy.timeout is UNSET else self.policy.timeout
+        """Its `timeout=`, for each attempt. A moment that was chosen before a rewind leaves as much time after it."""
+        if self.policy is None or self.policy.timeout is UNSET:
+            return None
+        timeout = self.policy.timeout
+        return timeout + dt.timedelta(microseconds=self.shift) if isinstance(timeout, dt.datetime) else timeout
 
     @property
     def where(self) -> str:

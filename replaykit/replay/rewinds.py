@@ -29,9 +29,12 @@ class Rewinds:
         self._spans = list(rewinds)
         self._accept_inputs_to = accept_inputs_to
         self._aside: dict[str, Entry] = {}
+        self._first: dict[str, Entry] = {}  # by step: its first entry of all
 
     def take(self, entry: Entry) -> bool:
         """Take notice of the journal's next entry; True if it is set aside: not to be delivered."""
+        if entry.kind == Kind.STEP:
+            self._first.setdefault(entry.key, entry)
         if any(to_seq <= entry.seq < seq for seq, to_seq in self._spans):
             if entry.kind == Kind.STEP:
                 self._aside[entry.key] = entry
@@ -46,27 +49,35 @@ class Rewinds:
     def result_for(self, call: CallStep) -> Entry | None:
         """The entry that was set aside and whose result this call repeats, if there is one."""
         entry = self._aside.get(call.key)
-        if entry is None or entry.outcome != Outcome.OK or not self._same_call(entry, call):
+        if entry is None or entry.outcome != Outcome.OK or entry.name != call.name:
             return None
-        return entry
+        return entry if entry.seq <= self._accept_inputs_to or _same_call(entry, call) else None
 
     def attempts_before(self, key: str) -> int:
         """How many tries the step had before the rewind; 0 if it was not set aside."""
         entry = self._aside.get(key)
         return entry.attempt if entry is not None else 0
 
-    def idempotency_key(self, call: CallStep, keys: IdempotencyKeys) -> str:
-        """The step's key, as long as it is the same call: with another input it is another one."""
-        entry = self._aside.get(call.key)
-        if entry is None:
-            return keys.of(call.key)
-        if self._same_call(entry, call):
-            return entry.idempotency_key or keys.of(call.key)
-        return keys.of(f"{call.key}\0rewind:{len(self._spans)}")  # no key holds a NUL
+    def idempotency_key(self, call: CallStep, keys: IdempotencyKeys, first_digest: str | None) -> str:
+        """The step's key, as long as it asks with the input of its very first try; with another one it is another call, and
+        its key depends on that input: the same call has the same key, whatever lies between.
 
-    def _same_call(self, entry: Entry, call: CallStep) -> bool:
-        if entry.name != call.name:
-            return False
-        if entry.digest == call.input.digest or entry.seq <= self._accept_inputs_to:
-            return True
-        return entry.input is not None and same_input(call.info, entry.input, call.input)
+        Args:
+            call: as asked for now.
+            keys: of the run.
+            first_digest: of the first try, if a row of `attempts` knows it.
+        """
+        first = self._first.get(call.key)
+        if first_digest is not None:
+            same = first_digest == call.input.digest
+        else:
+            same = first is None or _same_call(first, call)
+        return keys.of(call.key if same else f"{call.key}\0{call.input.digest}")  # no key holds a NUL
+
+
+def _same_call(entry: Entry, call: CallStep) -> bool:
+    if entry.name != call.name:
+        return False
+    return entry.digest == call.input.digest or (
+        entry.input is not None and same_input(call.info, entry.input, call.input)
+    )

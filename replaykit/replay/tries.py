@@ -49,8 +49,14 @@ class Tries:
         row = self._last.get(key)
         return row.attempt if row is not None else 0
 
+    def first_digest(self, key: str) -> str | None:
+        """The digest of the input of its first try, if that failed and was tried again."""
+        row = self._last.get(key)
+        return row.first_digest if row is not None else None
+
     def record(self, row: Attempt) -> None:
         """A try failed, and another one was decided."""
+        row.first_digest = self.first_digest(row.key) or (row.digest if row.attempt == 1 else None)
         self._last[row.key] = row
         self.known = True
         self.rows.append(row)

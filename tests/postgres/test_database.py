@@ -245,7 +245,11 @@ def test_no_connection_is_a_sentence_without_the_password() -> None:
     "dsn",
     [
         *("nonsense s3cret", "postgresql://me:s3cret@[::1/app", "host=x passwort=s3cret"),
-        *("postgresql://me:s3cret/x@host/app", "postgresql://me:1/s3cret@host/app", "postgresql://me:x@s3cret@host/app"),
+        *(
+            "postgresql://me:s3cret/x@host/app",
+            "postgresql://me:1/s3cret@host/app",
+            "postgresql://me:x@s3cret@host/app",
+        ),
     ],
 )
 def test_a_url_that_is_none_is_a_sentence_without_the_password(dsn: str) -> None:

@@ -31,7 +31,7 @@ COLUMNS = {
     " due_at timestamptz, recorded_at timestamptz, worker uuid, write_id uuid, mailbox_id int8, to_seq int4,"
     " reuses int4",
     "attempts": "run_id uuid, key text, attempt int4, error json, started_at timestamptz, ended_at timestamptz,"
-    " next_at timestamptz, tries int4, first_at timestamptz, idle_seconds float8",
+    " next_at timestamptz, tries int4, first_at timestamptz, idle_seconds float8, digest text",
     "workers": "id uuid, hostname text, pid int4, started_at timestamptz, heartbeat_at timestamptz,"
     " expires_at timestamptz, stopped_at timestamptz, lease_seconds float8, queues _text, workflows json, version text,"
     " python text, health json, in_flight json",

@@ -154,7 +154,12 @@ class Story:
             run,
             last_seq=len(self.journal),
             claims=self.claims,
-            attempts=list(last.values()),
+            attempts=[
+                replace(
+                    a, first_digest=next((f.digest for f in self.attempts if f.key == a.key and f.attempt == 1), None)
+                )
+                for a in last.values()
+            ],
             mail=list(self.mailbox),
             rewinds=[(e.seq, e.to_seq) for e in self.journal if e.kind == Kind.REWIND and e.to_seq is not None],
         )

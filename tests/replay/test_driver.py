@@ -450,7 +450,7 @@ def test_a_fenced_driver_has_lost_its_run() -> None:
     ("verdict", "words"),
     [
         (Verdict.REFUSED, "the database refused an entry: value too large"),
-        (Verdict.CONFLICT, "an entry of another write stands in the journal at the place of entry 1: a defect"),
+        (Verdict.CONFLICT, "rows of another write stand in the place of entry 1: a defect"),
     ],
 )
 def test_a_unit_that_is_refused_for_good_breaks_the_run(verdict: Verdict, words: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -688,3 +688,170 @@ def test_evictions_and_a_retry_change_neither_result_nor_what_ran() -> None:
         story.retry()
         story.play()
         assert story.result == plain.result
+
+
+# --- what a run died of -----------------------------------------------------------------------------------------------
+
+
+def once(*keys: str) -> Any:
+    """These steps fail at their first attempt."""
+
+    def answer(began: Began) -> Any:
+        if began.key in keys and began.attempt == 1:
+            raise OSError(began.key)
+        return began.input
+
+    return answer
+
+
+def test_a_run_goes_on_from_the_error_that_it_died_of_and_not_from_a_later_one() -> None:
+    """A clean-up that failed as well is not what the person wants mended."""
+
+    @workflow
+    async def tidies() -> int:
+        try:
+            return await step.options(name="pay")(echo, 1)
+        finally:
+            with contextlib.suppress(OSError):
+                await step.options(name="release")(other, 2)
+
+    story = Story(tidies, once("pay", "release")).play()
+    story.retry()
+    story.play()
+
+    assert story.result == 1
+    assert [b.key for b in story.began] == ["pay", "release", "pay", "release"]
+
+
+def test_several_errors_that_a_run_died_of_are_tried_again_together() -> None:
+    """A group of them takes one retry."""
+
+    @workflow
+    async def group() -> list[int]:
+        names = ["a", "b", "c"]
+        results = await asyncio.gather(*(step.options(name=n)(echo, 1) for n in names), return_exceptions=True)
+        errors = [r for r in results if isinstance(r, Exception)]
+        if errors:
+            raise ExceptionGroup("some", errors)
+        return [r for r in results if isinstance(r, int)]
+
+    story = Story(group, once("a", "c")).play()
+    story.retry()
+    story.play()
+
+    assert story.result == [1, 1, 1]
+    assert count(story) == {"a": 2, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize("link", ["cause", "context"])
+def test_an_error_raised_from_a_steps_error_leads_to_it(link: str) -> None:
+    """`raise X from error`, and what is raised while it is handled."""
+
+    @workflow
+    async def wraps() -> int:
+        try:
+            return await step(echo, 1)
+        except OSError as error:
+            if link == "cause":
+                raise RuntimeError("wrapped") from error
+            raise RuntimeError("while handling") from None if link == "none" else error
+
+    story = Story(wraps, once("echo")).play()
+    story.retry()
+
+    assert story.play().result == 1
+    assert count(story) == {"echo": 2}
+
+
+def test_an_error_that_was_handled_is_not_gone_back_to() -> None:
+    """The code's own mistake came later: both steps stand, and the mended code goes on."""
+    bug = [True]
+
+    @workflow
+    async def falls_back() -> int:
+        try:
+            got = await step.options(name="primary")(echo, 1)
+        except OSError:
+            got = await step.options(name="fallback")(echo, 2)
+        if bug:
+            raise KeyError("a bug")
+        return got
+
+    story = Story(falls_back, once("primary")).play()
+    bug.clear()
+    story.retry()
+
+    assert story.play().result == 2
+    assert count(story) == {"primary": 1, "fallback": 1}
+
+
+def test_one_call_keeps_its_idempotency_key_through_every_rewind() -> None:
+    """The same step with the same input: one key; with another input: another one, whatever lies between."""
+    value = [1]
+
+    @workflow
+    async def both() -> int:
+        first, second = await asyncio.gather(
+            step.options(name="s")(echo, value[0]), step.options(name="t")(other, 7), return_exceptions=True
+        )
+        for one in (first, second):
+            if isinstance(one, BaseException):
+                raise one
+        return 1
+
+    def answer(began: Began) -> Any:
+        if began.key == "s" and began.attempt < 4:
+            raise Again(OSError("again"), 30) if began.attempt == 2 else OSError("s")
+        if began.key == "t" and began.attempt < 3:
+            raise OSError("t")
+        return began.input
+
+    story = Story(both, answer)
+    for value[0] in (1, 2, 2, 1, 2, 1):
+        story.play()
+        if story.state is State.SUCCEEDED:
+            break
+        story.retry()
+    keys: dict[int, set[str]] = {}
+    for began in story.began:
+        if began.key == "s":
+            keys.setdefault(began.input, set()).add(began.idempotency_key)
+
+    assert all(len(found) == 1 for found in keys.values()), keys
+    assert len({k for found in keys.values() for k in found}) == len(keys)
+
+
+def test_accept_inputs_does_not_send_an_old_key_with_a_new_input() -> None:
+    """An error has no result that could be accepted: the call is another one."""
+    value = [1]
+
+    @workflow
+    async def one() -> int:
+        return await step(echo, value[0])
+
+    story = Story(one, once("echo")).play()
+    value[0] = 2
+    story.retry("inputs")
+    story.play()
+
+    assert story.result == 2
+    assert len({b.idempotency_key for b in story.began}) == 2
+
+
+def test_a_deadline_from_before_a_rewind_leaves_as_much_time_after_it() -> None:
+    """`timeout=now() + ...`: else the step that failed could never run again."""
+
+    @workflow
+    async def due() -> int:
+        deadline = now() + timedelta(seconds=60)
+        return await step.options(timeout=deadline)(echo, 1)
+
+    story = Story(due, once("echo")).play()
+    story.now += 3_600 * SECOND
+    story.retry()
+    story.until(lambda s: "echo" in s.bodies)
+    timeout = story.bodies["echo"].call.timeout
+
+    assert isinstance(timeout, datetime)
+    assert timeout.timestamp() * SECOND - story.now == 60 * SECOND
+    assert story.play().result == 1

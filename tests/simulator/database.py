@@ -170,7 +170,12 @@ class Database:
             claims=row.claims,
             entries=entries,
             rewinds=row.rewinds,
-            attempts=[replace(a) for a in {a.key: a for a in row.attempts}.values()],
+            attempts=[
+                replace(
+                    a, first_digest=next((f.digest for f in row.attempts if f.key == a.key and f.attempt == 1), None)
+                )
+                for a in {a.key: a for a in row.attempts}.values()
+            ],
             mail=list(row.mailbox),
         )
 

@@ -228,13 +228,10 @@ def _check_bodies(
 
 
 def _key_of(row: Row, e: Entry) -> str | None:
-    """The same for the same call, whatever became of it; another one once a rewind led to another input."""
+    """The same for the same call, whatever became of it; another one for another input than that of its first try."""
     if e.name.startswith("cheap"):
         return None
-    rewinds = [at for at, _ in row.rewinds if at < e.seq]
-    before = [x for x in row.entries if x.key == e.key and x.kind == Kind.STEP and x.seq < e.seq]
-    if not before:
-        return idempotency_key(row.id, e.key)
-    if before[-1].digest == e.digest:
-        return before[-1].idempotency_key
-    return idempotency_key(row.id, f"{e.key}\0rewind:{len(rewinds)}")
+    tried = [(a.attempt, a.digest) for a in row.attempts if a.key == e.key]
+    tried += [(x.attempt, x.digest) for x in row.entries if x.key == e.key and x.kind == Kind.STEP]
+    first = min(tried)[1]
+    return idempotency_key(row.id, e.key if first == e.digest else f"{e.key}\0{e.digest}")

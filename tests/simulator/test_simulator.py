@@ -263,7 +263,7 @@ def what_is_set_aside_runs_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_call_under_an_old_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rewinds.Rewinds, "idempotency_key", lambda self, call, keys: keys.of(call.key))
+    patch.setattr(rewinds.Rewinds, "idempotency_key", lambda self, call, keys, _: keys.of(call.key))
 
 
 def a_retry_forgets_its_tries(patch: pytest.MonkeyPatch) -> None:
