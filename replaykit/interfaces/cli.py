@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import click
 
 from replaykit.about import __version__
-from replaykit.errors import ConfigurationError, DatabaseUnreachable, ReplaykitError, SchemaMismatch
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, NotJournalable, ReplaykitError, SchemaMismatch
 from replaykit.interfaces.output import console, print_json, say
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except ReplaykitError as error:
         say(str(error))
-        mistaken = isinstance(error, ConfigurationError) and not isinstance(error, DatabaseUnreachable | SchemaMismatch)
+        mistaken = isinstance(error, ConfigurationError | NotJournalable) and not isinstance(
+            error, DatabaseUnreachable | SchemaMismatch
+        )
         return USAGE if mistaken else FAILED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -35,8 +35,9 @@ import pydantic
 import pydantic_core
 import typing_extensions
 from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
-from replaykit.errors import NotJournalable
+from replaykit.errors import NotJournalable, ReplaykitError
 from replaykit.replay import secrets
 from replaykit.replay.jsontext import INT_DIGITS_MAX, compact, escape, has_huge_int, parse, sorted_keys, unescape
 from replaykit.replay.tags import DEPTH_MAX, a, is_fixed, is_plain, key_text, revive, sort_pairs, tag
@@ -440,9 +441,18 @@ def _validator(schema: Any) -> pydantic_core.SchemaValidator:
         return pydantic_core.SchemaValidator(schema, _CONFIG)
 
 
+class _WithSecrets(GenerateJsonSchema):
+    """Marks the places of secrets: those who start a run by name know its workflow by this schema alone."""
+
+    def generate_inner(self, schema: Any) -> dict[str, Any]:
+        found = super().generate_inner(schema)
+        is_secret = secrets.is_secret_schema(schema.get("lax_schema", schema))  # pydantic's own wrap it
+        return {**found, secrets.IN_SCHEMA: True} if is_secret else found
+
+
 def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     try:
-        return adapter.json_schema(by_alias=False)
+        return adapter.json_schema(by_alias=False, schema_generator=_WithSecrets)
     except (pydantic.PydanticUserError, pydantic_core.PydanticOmit):
         return {}
 
@@ -796,7 +806,11 @@ def misfit(error: Exception) -> str:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         return f"${path}: {first['msg']}"
-    return f"$: {error}" if type(error) is ValueError else f"$: {type(error).__name__}"
+    if isinstance(error, ReplaykitError):  # names what and where by itself
+        return str(error)
+    if type(error) is not ValueError:
+        return f"$: {type(error).__name__}"
+    return str(error) if str(error).startswith("$") else f"$: {error}"
 
 
 def _short(annotation: Any) -> str:

@@ -19,6 +19,7 @@ from replaykit.errors import NotJournalable
 
 __all__ = [
     "HIDDEN",
+    "IN_SCHEMA",
     "NOT_HANDED_OVER",
     "REFUSED",
     "SECRETS",
@@ -44,6 +45,9 @@ NOT_HANDED_OVER: Final = (
     "from the worker's environment or its lifespan's resources"
 )
 """Why a run's input has no secrets."""
+
+IN_SCHEMA: Final = "~secret"
+"""What a JSON schema says of the place of a secret, to those who start runs by name."""
 
 
 class Secret(Generic[T]):

@@ -227,14 +227,20 @@ class FunctionInfo:
             return self.decode_arguments(bound.text, bound.live)
         only = self._only
         if only is not None and not live and text.startswith(only):
-            return (self._plain[0][2].decode(text[len(only) : -1]),), {}
+            try:
+                return (self._plain[0][2].decode(text[len(only) : -1]),), {}
+            except ValueError as error:
+                raise ValueError(_unreadable(self._plain[0][0], error)) from None
         values: dict[str, Any] = {}
         for name, part in _split(text).items():
             if name in live:
                 one = live[name]
                 values[name] = one.fresh() if type(one) is Masked else one
             elif name in self._codecs:
-                values[name] = self._codecs[name].decode(part)
+                try:
+                    values[name] = self._codecs[name].decode(part)
+                except ValueError as error:
+                    raise ValueError(_unreadable(name, error)) from None
             elif name == _SHORTENED:
                 raise ValueError(f"{self.label}(): the input was too large to be kept; its digest alone is recorded")
             else:
@@ -336,6 +342,10 @@ class FunctionInfo:
             return self._bind_any(values, True)
         except NotJournalable as error:
             raise ConfigurationError(f"{self.label}: {error}") from None
+
+
+def _unreadable(name: str, error: ValueError) -> str:
+    return f"$.{name}{misfit(error)[1:]}"
 
 
 def same_input(info: FunctionInfo, recorded: str, bound: BoundInput) -> bool:

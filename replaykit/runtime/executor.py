@@ -21,7 +21,6 @@ from uuid import UUID
 from replaykit.events import brief, log
 from replaykit.limits import SLICE_SECONDS, Settings
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
-from replaykit.replay.codec import misfit
 from replaykit.replay.driver import (
     BodyOutcome,
     CancelBody,
@@ -36,6 +35,7 @@ from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.logged import bind_body, run_context
+from replaykit.runtime.named import why_unfit
 from replaykit.runtime.retries import Tried, judge, looks_at_results
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
 from replaykit.runtime.writer import MAY_NEST, Answer
@@ -205,7 +205,8 @@ class Executor:
         try:
             args, kwargs = info.decode_arguments(run.input, {})
         except Exception as error:
-            self._stop_at(f"the recorded input does not fit {self.workflow.name} ({info.line}): {misfit(error)}")
+            why = why_unfit(self.workflow, run.id, run.input, error)
+            self._stop_at(f"the recorded input does not fit {self.workflow.name} ({info.line}): {why}")
             return None
         execution = Execution(
             self.workflow.fn,
@@ -407,7 +408,7 @@ class Executor:
                     await self.shop.journals.cancel(run)
                 else:
                     await self.shop.journals.hold(run, reason)
-                    log.error("run_held", run_id=str(run.id), why="its journal: `replaykit show` has the reason")
+                    log.error("run_held", run_id=str(run.id), why="its input or its journal: `replaykit show` has the reason")
                 break
             except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
                 log.exception("run_not_held", run_id=str(run.id))

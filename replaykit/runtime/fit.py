@@ -16,6 +16,8 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
+from replaykit.replay.secrets import IN_SCHEMA, NOT_HANDED_OVER
+
 __all__ = ["misfit"]
 
 _DEPTH_MAX: Final = 200  # the codec's own limit; a schema that refers to itself ends here
@@ -46,6 +48,7 @@ _WORDS_MORE: Final = {"string": "a string", "array": "an array", "object": "an o
 
 def misfit(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> str | None:
     """The first place where a value does not fit, as `.rows[3].cents: an integer is needed, not a string`; None if it fits.
+    Nothing fits the place of a secret.
 
     Never the value itself: it may be a secret, and the sentence stands in logs.
 
@@ -66,6 +69,8 @@ class _Check:
         """(path, sentence) of the first misfit."""
         if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
             return (path, "nothing is allowed here") if schema is False else None
+        if schema.get(IN_SCHEMA):
+            return path, NOT_HANDED_OVER
         if "$ref" in schema:
             return self.find(value, self._definitions.get(str(schema["$ref"]).rpartition("/")[2]), path, depth + 1)
         if "const" in schema and value != schema["const"]:
@@ -103,6 +108,9 @@ class _Check:
             if found is None:
                 return None
             misfits.append(found)
+        secret = next((found for found in misfits if found[1] == NOT_HANDED_OVER), None)
+        if secret is not None:
+            return secret
         # The branch that was meant got furthest: `X | None` then speaks of X.
         deepest = max(misfits, key=lambda found: len(found[0]))
         if len(deepest[0]) > len(path) or isinstance(tag, Mapping):

@@ -6,22 +6,27 @@ under `~call`, and the worker that claims the run binds it.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import pydantic_core
 
 from replaykit.errors import ConfigurationError, NotJournalable
 from replaykit.limits import NAMED_SECONDS
 from replaykit.postgres.leases import live_workflows, parse_workflows
+from replaykit.replay.calls import Workflow
+from replaykit.replay.codec import misfit as misfit_of
 from replaykit.replay.codec import path_of_secret
 from replaykit.replay.secrets import NOT_HANDED_OVER
 from replaykit.runtime.fit import misfit
 from replaykit.runtime.line import Line
 
-__all__ = ["NamedWorkflows", "bind_among", "bind_by_schema", "call_as_made"]
+__all__ = ["NamedWorkflows", "bind_among", "bind_by_schema", "call_as_made", "why_unfit"]
 
 
 class NamedWorkflows:
@@ -71,7 +76,7 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
 
     Raises:
         ConfigurationError: they do not fit; the message names the path (`checkout: $.order.rows[3].cents: ...`).
-        NotJournalable: an argument has no JSON form.
+        NotJournalable: an argument has no JSON form, or stands in the place of a secret.
     """
     positional, properties = schema["positional"], schema["properties"]
     given = {p: _text(name, f".{p}", value) for p, value in zip(positional, args, strict=False)}
@@ -98,11 +103,47 @@ def bind_by_schema(name: str, schema: Mapping[str, Any], args: tuple[Any, ...], 
     for parameter, text in given.items():
         expected = properties.get(parameter, schema["additionalProperties"])
         wrong = misfit(pydantic_core.from_json(text), expected, schema.get("$defs", {}))
+        if wrong is not None and wrong.endswith(NOT_HANDED_OVER):
+            raise NotJournalable(f"$.{parameter}{wrong}")
         if wrong is not None:
             raise ConfigurationError(f"{name}: $.{parameter}{wrong}")
     if as_made:
         return call_as_made(args, kwargs)
     return _object({parameter: given[parameter] for parameter in properties if parameter in given})
+
+
+def why_unfit(workflow: Workflow[..., Any], run_id: UUID, text: str, error: Exception) -> str:
+    """Why a run's input cannot be what its function is called with: path and reason, in the words of a start by name.
+
+    Args:
+        workflow: whose run it is.
+        run_id: the run.
+        text: its input, as recorded.
+        error: what `FunctionInfo.decode_arguments` raised.
+    """
+    why = misfit_of(error)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a call that is no call
+        found = json.loads(text)
+        call = found.get("~call")
+        try:
+            if isinstance(call, list):
+                bind_by_schema(workflow.name, workflow.info.schema(), tuple(call), {})
+            elif call is not None:
+                args, kwargs = call.get("args", []), call.get("kwargs", {})
+                bind_by_schema(workflow.name, workflow.info.schema(), tuple(args), kwargs)
+            else:
+                bind_by_schema(workflow.name, workflow.info.schema(), (), found)
+        except NotJournalable as secret:
+            why = str(secret)
+        except ConfigurationError as sentence:
+            why = str(sentence) if call is not None else why
+    why = why.removeprefix(f"{workflow.name}: ").removeprefix(f"{workflow.info.label}: ")
+    if why.endswith(NOT_HANDED_OVER):
+        why += (
+            f". What was given stands in the run's row of payloads: `replaykit cancel {run_id}`, then"
+            f" update replaykit.payloads set input = '{{}}' where run_id = '{run_id}'"
+        )
+    return why
 
 
 def call_as_made(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -393,6 +393,27 @@ async def test_a_start_by_name_that_no_live_worker_has_warns_and_starts(
     assert row == ({"~call": {"args": [1], "kwargs": {"day": "2030-01-02"}}},)
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ('{"args": [7]}', "$.card: a string is needed, not an integer"),
+        ('{"kwargs": {"card": "visa", "cents": "much"}}', "$.cents: an integer is needed, not a string"),
+        ("[]", "checkout needs 'card'; its parameters are card, cents"),
+    ],
+)
+async def test_a_start_in_sql_that_does_not_fit_is_held_with_the_words_of_a_start_by_name(
+    client: Client, worker: Worker, sql: psycopg.Connection[tuple[Any, ...]], given: str, reason: str
+) -> None:
+    """Nobody could check it at the start: path and reason, without the value."""
+
+    (run_id,) = sql.execute("select replaykit.start('checkout', %s::json)", [given]).fetchone() or ()
+    sql.commit()
+
+    with pytest.raises(RunHeld) as held:
+        await client.handle(run_id).result(timeout=20)
+    assert held.value.reason.endswith(f"shop.py:{checkout.info.line.rpartition(':')[2]}): {reason}")
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 

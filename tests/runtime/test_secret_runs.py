@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from typing import Any
 
 import psycopg
@@ -10,7 +12,7 @@ import pytest
 from psycopg import sql
 from pydantic import BaseModel, SecretStr
 
-from replaykit import Client, NotJournalable, RunFailed, Secret, Worker, step, workflow
+from replaykit import Client, NotJournalable, RunCancelled, RunFailed, RunHeld, Secret, Worker, step, workflow
 
 pytestmark = pytest.mark.anyio
 
@@ -101,3 +103,48 @@ async def test_no_row_holds_a_secret(dsn: str) -> None:
     assert ".account (" in str(getattr(refused.value.__cause__, "__notes__", ()))
     assert stored.count("***") >= 5
     assert SECRET not in stored
+
+
+@workflow
+async def hold_dear(name: str, key: SecretStr | None = None, account: Account | None = None) -> str:
+    return name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"key": SECRET}, "$.key"),
+        ({"account": {"name": "ada", "key": SECRET}}, "$.account.key"),
+        ({"key": None, "account": {"name": "ada", "key": None}}, "$.account.key"),
+    ],
+)
+async def test_a_secret_in_clear_is_refused_by_name(dsn: str, arguments: dict[str, Any], path: str) -> None:
+    """What stands in the place of a secret is one, and the live workers tell the places."""
+
+    async with Client(dsn) as client, Worker(client, workflows=[hold_dear]):
+        with pytest.raises(NotJournalable, match=f"^{re.escape(path)}: a secret is never written, so no worker"):
+            await client.start("hold_dear", "ada", **arguments)
+        assert await (await client.start("hold_dear", "ada", key=None)).result() == "ada"
+        stored = rows(dsn)
+
+    assert SECRET not in stored
+
+
+async def test_a_secret_in_clear_that_nobody_could_refuse_holds_its_run(dsn: str) -> None:
+    """From SQL, or before there was a worker. The reason says where it stands and how to be rid of it, and not what it is."""
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        call = json.dumps({"args": ["ada"], "kwargs": {"key": SECRET}})
+        (run_id,) = sql.execute("select replaykit.start('hold_dear', %s::json)", [call]).fetchone() or ()
+        async with Client(dsn) as client, Worker(client, workflows=[hold_dear]):
+            with pytest.raises(RunHeld) as held:
+                await client.handle(run_id).result()
+            assert SECRET in rows(dsn)
+            await client.handle(run_id).cancel()
+            with pytest.raises(RunCancelled):
+                await client.handle(run_id).result()
+        sql.execute(held.value.reason.rpartition("then ")[2].encode())
+
+    assert "$.key: a secret is never written, so no worker" in held.value.reason
+    assert SECRET not in held.value.reason
+    assert SECRET not in rows(dsn)
