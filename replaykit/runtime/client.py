@@ -53,7 +53,7 @@ from replaykit.replay.requests import UNSET, Unset
 from replaykit.runtime.forks import leave_to_parent, renew_after_fork
 from replaykit.runtime.ids import new_id
 from replaykit.runtime.line import Line
-from replaykit.runtime.named import NamedWorkflows, bind_among
+from replaykit.runtime.named import Caller, NamedWorkflows, bind_among
 from replaykit.runtime.starts import START_LOCK_SECONDS, Starts
 from replaykit.runtime.target import Target
 from replaykit.runtime.verbs import ask, checked_accept, checked_by
@@ -133,6 +133,8 @@ class Call:
     kwargs: dict[str, Any]
     text: str | None
     """The input; None: not bound yet."""
+    caller: Caller | None = None
+    """Of a start by name: whom to warn."""
 
 
 class Client:
@@ -186,21 +188,25 @@ class Client:
             text = workflow.info.bind(args, kwargs, strict=True).text
             return Call(workflow.name, workflow, args, kwargs, text)
         if isinstance(workflow, str):
-            return Call(check_name(workflow, "workflow"), None, args, kwargs, None)
+            return Call(check_name(workflow, "workflow"), None, args, kwargs, None, Caller())
         raise TypeError(f"start({workflow!r}): a workflow is a function with @workflow, or the name of one")
 
     async def _start(self, call: Call) -> Started:
         """Start a run over a connection of this client's own."""
         session = await self._sessions.here()
-        text = call.text if call.text is not None else await session.named.bind(call.name, call.args, call.kwargs)
+        text = call.text
+        if text is None:
+            assert call.caller is not None
+            text = await session.named.bind(call.name, call.args, call.kwargs, call.caller)
         return await session.starts.start(self._row(call.name, text))
 
     def _conversation(self, call: Call) -> Conversation[Started]:
         """What is said over a caller's connection to start a run."""
         text = call.text
         if text is None:
+            assert call.caller is not None
             there = parse_workflows((yield live_workflows()))
-            text = bind_among(call.name, there, call.args, call.kwargs)
+            text = bind_among(call.name, there, call.args, call.kwargs, call.caller)
         return (yield from insert_run(self._row(call.name, text)))
 
     def _row(self, name: str, text: str) -> StartRow:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import pydantic_core
@@ -26,7 +27,25 @@ from replaykit.replay.secrets import NOT_HANDED_OVER
 from replaykit.runtime.fit import misfit
 from replaykit.runtime.line import Line
 
-__all__ = ["NamedWorkflows", "bind_among", "bind_by_schema", "call_as_made", "why_unfit"]
+__all__ = ["Caller", "NamedWorkflows", "bind_among", "bind_by_schema", "call_as_made", "why_unfit"]
+
+
+_OURS: Final = __file__.rpartition("/runtime/")[0] + "/"
+
+
+class Caller:
+    """The line outside of replaykit that made a call. Looked up at once: a thread or a task may do the work."""
+
+    def __init__(self) -> None:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+            frame = frame.f_back
+        self._where = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
+        self._registry: dict[Any, Any] = frame.f_globals.setdefault("__warningregistry__", {})
+
+    def warn(self, sentence: str) -> None:
+        """A RuntimeWarning that names that line."""
+        warnings.warn_explicit(sentence, RuntimeWarning, *self._where, self._registry)
 
 
 class NamedWorkflows:
@@ -37,7 +56,7 @@ class NamedWorkflows:
         self._schemas: dict[str, Any] = {}
         self._read_at = float("-inf")
 
-    async def bind(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    async def bind(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: Caller) -> str:
         """The input of a run of that workflow, as JSON text.
 
         Raises:
@@ -47,23 +66,26 @@ class NamedWorkflows:
         if name not in self._schemas or time.monotonic() - self._read_at > NAMED_SECONDS:
             self._schemas = parse_workflows(await self._line.run(live_workflows()))
             self._read_at = time.monotonic()
-        return bind_among(name, self._schemas, args, kwargs)
+        return bind_among(name, self._schemas, args, kwargs, caller)
 
 
-def bind_among(name: str, schemas: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def bind_among(
+    name: str, schemas: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: Caller
+) -> str:
     """The arguments as `bind_by_schema` has them; as they were made, with a warning, if no live worker has the workflow.
 
     Args:
         name: the workflow's.
         schemas: of the live workers' workflows, by name.
         args, kwargs: what the run is started with.
+        caller: whose line the warning names.
     """
     schema = schemas.get(name)
     if schema:
         return bind_by_schema(name, schema, args, kwargs)
     there = ", ".join(sorted(schemas))
     instead = f"they have {there}" if there else "its run will wait for one"
-    warnings.warn(f"no live worker has the workflow {name!r}: {instead}", RuntimeWarning, stacklevel=3)
+    caller.warn(f"no live worker has the workflow {name!r}: {instead}")
     return call_as_made(args, kwargs)
 
 

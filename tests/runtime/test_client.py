@@ -26,6 +26,7 @@ from replaykit import (
     RunHeld,
     RunNotFound,
     SchemaMismatch,
+    SyncClient,
     Worker,
 )
 from replaykit.postgres import migrate
@@ -386,11 +387,22 @@ async def test_a_start_by_name_that_no_live_worker_has_warns_and_starts(
 ) -> None:
     """The call is kept as it was made, for the worker that will bind it."""
 
-    with pytest.warns(RuntimeWarning, match="no live worker has the workflow 'later'"):
+    with pytest.warns(RuntimeWarning, match="no live worker has the workflow 'later'") as warned:
         handle = await client.start("later", 1, day=dt.date(2030, 1, 2))
 
     row = sql.execute("select input from replaykit.payloads where run_id = %s", (handle.id,)).fetchone()
     assert row == ({"~call": {"args": [1], "kwargs": {"day": "2030-01-02"}}},)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_the_warning_of_a_sync_start_names_the_callers_line(dsn: str) -> None:
+    """Although another thread asks the database, and whether or not the connection is the caller's own."""
+
+    with SyncClient(dsn) as client, psycopg.connect(dsn) as conn:
+        for one in (client, client.options(conn=conn)):
+            with pytest.warns(RuntimeWarning, match="no live worker has the workflow 'later'") as warned:
+                one.start("later")
+            assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize(
