@@ -480,6 +480,8 @@ class Driver:
         """The unit to send now; it is in flight until its verdict."""
         if self.unit is not None or self.phase is not Phase.ACTIVE:
             return None
+        if not self._entries and self.in_flight and self._may_wait():
+            return None
         entries, self._entries = self._entries, []
         if len(entries) > BATCH_ENTRIES_MAX:
             entries, self._entries = entries[:BATCH_ENTRIES_MAX], entries[BATCH_ENTRIES_MAX:]
@@ -498,6 +500,11 @@ class Driver:
                 self._timer_wakes = None
         self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, attempts, wakes, note)
         return self.unit
+
+    def _may_wait(self) -> bool:
+        """Whether there is nothing to say before a body ends."""
+        execution = self.execution
+        return execution.hold_reason is None and execution.ended is None and not self._tries.rows
 
     # ------------------------------------------------------------------ decisions
 
