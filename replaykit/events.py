@@ -1,7 +1,8 @@
 """The facts that the library tells: one event each, by name, without payloads and secrets (docs/reference/events.md).
 
 Where the application has configured structlog they go there; elsewhere to the standard library's logger `replaykit`, with
-its usual manners: nothing below a warning, and nothing on stdout. The library itself configures neither.
+its usual manners: nothing below a warning, and nothing on stdout. The library itself configures neither. An event that
+structlog's chain fails on goes to that logger too: telling raises nothing.
 
 Errors are told here as text: their types, their first lines, the lines of code. What follows the first line may quote
 values (Postgres's DETAIL and CONTEXT, pydantic's input_value), and a chain that is given the exception itself may print
@@ -10,6 +11,7 @@ the local variables of every frame.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -52,12 +54,14 @@ class _Log:
             error = sys.exc_info()[1]
         facts = {name: brief(fact) if isinstance(fact, BaseException) else fact for name, fact in facts.items()}
         if told is not None:
-            if error:
-                facts["exception"] = trace(error)
-            told.log(level, event, **facts)
-            return
+            try:
+                told.log(level, event, **facts, **({"exception": trace(error)} if error else {}))
+                return
+            except Exception as failure:  # the application's chain: it must end no thread of ours, nor lose the event
+                facts["log_failure"] = brief(failure)
         words = "".join(f" {name}={value}" for name, value in facts.items())
-        logger.log(level, "%s%s%s", event, words, f"\n{trace(error)}" if error else "")
+        with contextlib.suppress(Exception):
+            logger.log(level, "%s%s%s", event, words, f"\n{trace(error)}" if error else "")
 
 
 log: Final = _Log()

@@ -116,6 +116,9 @@ SUSPECT_GROUPS: Final = (100, 10)
 SUSPECT_ALONE_MIN: Final = 3
 """Deaths of a process that had nothing but this one run in it, before the run is held (or `recoveries_max`, if less)."""
 
+THREADS_LEFT_BEHIND_MAX: Final = 64
+"""Threads that make up for those whose bodies outlive their time-out: each such body holds memory and connections too."""
+
 LOOP_BLOCKED_SECONDS: Final = 1.0
 """From when on an event loop that does not turn is told of: a heartbeat bears it, the neighbours' time-outs do not."""
 

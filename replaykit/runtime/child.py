@@ -120,8 +120,8 @@ async def _serve(
     for task in told:
         task.cancel()
     if worker.bodies:
-        # asyncio.run would wait for the threads of those bodies. After a drain their runs were handed back, so they
-        # must not act any more; after an orphaning the lease runs out by itself.
+        # asyncio.run would wait for those bodies, and act on. After a drain the parent hands their runs back as soon as
+        # this process is gone; after an orphaning the lease runs out by itself.
         _flush()
         parent.report("leaving")
         os._exit(EXIT_LEASE_LOST if gone.is_set() else 0)

@@ -13,7 +13,7 @@ import datetime as dt
 import functools
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -34,9 +34,11 @@ from replaykit.replay.entries import ClaimedRun, Entry, Finish, Mail, MailKind, 
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
+from replaykit.runtime.leftovers import Leftovers
 from replaykit.runtime.logged import bind_body, run_context
 from replaykit.runtime.named import why_unfit
 from replaykit.runtime.retries import Tried, judge, looks_at_results
+from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
 from replaykit.runtime.writer import MAY_NEST, Answer
 
@@ -72,10 +74,13 @@ class Body:
     started_at: int
     context: contextvars.Context
     task: asyncio.Task[None] | Future[Any] | None = None  # None: about to be made
+    thread: Future[Any] | None = None  # its work there, ended or not
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its own, kept for `retry=`
     is_async: bool = False
     stopping: bool = False  # cancelled by this worker's drain: it will run again
     given_up: bool = False  # its outcome no longer counts
     timed_out: bool = False  # of a thread: what it still leaves is dropped
+    left_behind: bool = False  # of a thread: it was made up for by another
     deadline: float | None = None  # of its `timeout=`, on the event loop's clock
     timer: asyncio.TimerHandle | None = None  # rings then, for a thread
 
@@ -103,7 +108,7 @@ class Shop:
     clock: DatabaseClock
     put: Callable[[Unit, Answer], None]
     journals: Journals
-    threads: ThreadPoolExecutor
+    threads: BodyThreads
     new_id: Callable[[], UUID]
     valid: Callable[[], bool]  # whether the lease is ours beyond doubt: no body begins otherwise
     congested: Callable[[], bool]  # whether too much waits to be written: no body begins meanwhile
@@ -112,6 +117,7 @@ class Shop:
     client: Any = None
     ended_runs: int = 0
     threads_alive: dict[int, Body] = field(default_factory=dict)
+    leftovers: Leftovers = field(default_factory=Leftovers)
 
 
 class Executor:
@@ -128,7 +134,6 @@ class Executor:
         self.run = run
         self.workflow = workflow
         self.bodies: dict[str, Body] = {}
-        self.lingering: dict[str, Body] = {}  # threads whose time is up, and for whose end the next try waits
         self.driver: Driver | None = None
         self._host = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None
@@ -164,11 +169,14 @@ class Executor:
     def drain(self) -> None:
         """Start nothing new; the run is handed back when its bodies have ended."""
         self._draining = True
-        postponed, self.postponed = self.postponed, []
         if self.driver is not None and self._loading is None:
+            postponed, self.postponed = self.postponed, []
             self._tell(self.driver.drain)
-            for action in postponed:  # else the run would wait for bodies that never began
-                self._tell(self.driver.body_stopped, action.call.key)
+            for action in postponed:
+                if self._goes_on(action.call.key):  # elsewhere it would begin beside what is left here
+                    self.postponed.append(action)
+                else:  # else the run would wait for bodies that never began
+                    self._tell(self.driver.body_stopped, action.call.key)
 
     def stop_bodies(self) -> None:
         """Cancel the async bodies: the grace is over. They will run again elsewhere."""
@@ -342,15 +350,17 @@ class Executor:
         problems = driver.execution.loop.problems
         for problem in problems:
             error = problem.get("exception")
-            message = problem.get("message") if error is None else None  # asyncio's may quote a callback's arguments
-            log.error("workflow_callback_failed", run_id=str(self.run.id), message=message, exc_info=error)
+            words = problem.get("message") if error is None else None  # asyncio's may quote a callback's arguments
+            log.error("workflow_callback_failed", run_id=str(self.run.id), problem=words, exc_info=error)
         problems.clear()
 
     def _begin_postponed(self, driver: Driver, now: int) -> None:
         """Bodies whose start was put off: those still wanted begin once they may."""
         postponed, self.postponed = self.postponed, []
         for action in postponed:
-            if driver.may_begin(action.call.key):
+            if self._draining and self._goes_on(action.call.key):
+                self.postponed.append(action)
+            elif driver.may_begin(action.call.key):
                 self._start_body(action, now)
 
     def _arm(self, wake_at: int | None, now: int) -> None:
@@ -446,6 +456,10 @@ class Executor:
             outcome = timed_out(call, action.attempt, started_at)
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
+        if self._goes_on(call.key):  # of the try before, or of this run's last claim in this process
+            self.postponed.append(action)
+            self.shop.leftovers.when_over((self.run.id, call.key), self.tick)
+            return
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
         except Exception as error:
@@ -463,6 +477,8 @@ class Executor:
         )
         assert call.context is not None
         body = self.bodies[call.key] = Body(action, started_at, call.context.copy())
+        if call.retry is not None:
+            body.arguments = args, kwargs
         if call.info.is_async:
             body.is_async = True
             body.deadline = None if left is None else self._host.time() + left
@@ -480,7 +496,7 @@ class Executor:
             else:  # the wait for a thread does not count
                 began = functools.partial(self._host.call_soon_threadsafe, self._ring, body, left)
         # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
-        work = body.task = self.shop.threads.submit(
+        work = body.task = body.thread = self.shop.threads.submit(
             body.context.run, _run_sync, body, args, kwargs, info, self.shop.settings, began
         )
         self.shop.threads_alive[id(body)] = body
@@ -536,7 +552,7 @@ class Executor:
         if body.given_up:
             return
         try:
-            outcome, wait = await judge(body.start, tried, self.shop.clock.now())
+            outcome, wait = await judge(body.start, tried, self.shop.clock.now(), body.arguments)
         except asyncio.CancelledError as error:
             if body.stopping and body.timed_out and id(body) in self.shop.threads_alive:
                 body.is_async = False  # what cannot be stopped is waited for
@@ -559,7 +575,8 @@ class Executor:
         if self.bodies.get(body.call.key) is not body or body.is_async or work is None or work.done():
             return
         body.timed_out = True
-        work.cancel()  # if it has not begun
+        if not work.cancel():
+            self._leave_behind(body)
         outcome = timed_out(body.call, body.attempt, body.started_at)
         if body.call.retry is None:
             self._ended(body.call.key, body, outcome)
@@ -581,10 +598,9 @@ class Executor:
             body.timer.cancel()
         key = body.call.key
         current = self.bodies.get(key) is body
-        if self.lingering.get(key) is body:
-            del self.lingering[key]
-            if self.driver is not None:
-                self._tell(self.driver.thread_ended, key)
+        if body.left_behind:
+            self.shop.threads.take_back()
+        self.shop.leftovers.remove((self.run.id, key), body)
         if done.cancelled():  # it had not begun
             if current and not body.timed_out:
                 self._stopped(key)
@@ -619,9 +635,10 @@ class Executor:
             del self.bodies[key]
             if body.timed_out and id(body) in self.shop.threads_alive:
                 body.given_up = True
-                if wait is not None:
-                    lingers = True
-                    self.lingering[key] = body
+                self._left_over(body)
+            if wait is not None and self._goes_on(key):
+                lingers = True
+                self.shop.leftovers.when_over((self.run.id, key), functools.partial(self._left_nothing, key))
         driver = self.driver
         if driver is None:
             return
@@ -639,7 +656,21 @@ class Executor:
             )
             self._tell(functools.partial(driver.body_failed, lingering=lingers), key, outcome, wait)
 
+    def _goes_on(self, key: str) -> bool:
+        """Whether something of a try that is waited for no longer still acts in this process."""
+        return (self.run.id, key) in self.shop.leftovers
+
+    def _left_nothing(self, key: str) -> None:
+        """Nothing goes on any more of a step that waits for its next try."""
+        if self.driver is not None:
+            self._tell(self.driver.thread_ended, key)
+
     def _stopped(self, key: str) -> None:
+        body = self.bodies.get(key)
+        if body is not None and self._goes_on(key):  # work that it began in a thread: waited for as a thread is
+            body.is_async = False
+            self.shop.leftovers.when_over((self.run.id, key), functools.partial(self._stopped, key))
+            return
         self.bodies.pop(key, None)
         if self.driver is not None:
             self._tell(self.driver.body_stopped, key)
@@ -652,6 +683,23 @@ class Executor:
             if body.timer is not None:
                 body.timer.cancel()
             body.cancel()
+            self._left_over(body)
+
+    def _left_over(self, body: Body) -> None:
+        """It is waited for no longer, and may go on: a thread, a coroutine in its `finally`."""
+        leftovers, step, task = self.shop.leftovers, (self.run.id, body.call.key), body.task
+        if id(body) in self.shop.threads_alive:
+            leftovers.add(step, body)  # until `_thread_ended`
+            if body.thread is not None and body.thread.running():
+                self._leave_behind(body)
+        elif isinstance(task, asyncio.Task) and not task.done():
+            leftovers.add(step, body)
+            task.add_done_callback(lambda _: leftovers.remove(step, body))
+
+    def _leave_behind(self, body: Body) -> None:
+        if not body.left_behind:
+            body.left_behind = True
+            self.shop.threads.leave_behind()
 
 
 def _run_sync(

@@ -8,10 +8,12 @@ could not be recorded (`error.response`).
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime as dt
 import inspect
 import math
 import reprlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -53,9 +55,12 @@ class Decision:
 _STANDS: Final = Decision(True, None)
 
 
-async def judge(start: StartBody, tried: Tried, now: int) -> tuple[BodyOutcome, float | None]:
+async def judge(
+    start: StartBody, tried: Tried, now: int, arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+) -> tuple[BodyOutcome, float | None]:
     """The outcome to record of a try, and how many seconds to wait before the next one; None: the outcome is final.
 
+    `arguments` are those that the body was called with: strategies may look at them.
     A result that is rejected becomes `ResultRejected`; what a strategy raises becomes the step's error.
     """
     call, outcome = start.call, tried.outcome
@@ -70,6 +75,7 @@ async def judge(start: StartBody, tried: Tried, now: int) -> tuple[BodyOutcome, 
             error=tried.error,
             value=tried.value,
             function=call.function,
+            arguments=arguments,
         )
     except (asyncio.CancelledError, GeneratorExit):  # maybe this worker's own doing
         raise
@@ -96,6 +102,7 @@ async def decide(
     error: BaseException | None = None,
     value: Any = None,
     function: Callable[..., Any] | None = None,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
 ) -> Decision:
     """Ask the strategies of a tenacity object, once.
 
@@ -107,6 +114,7 @@ async def decide(
         error: what this one raised; None: it returned `value`.
         value: its result.
         function: the step's function, for strategies that say its name.
+        arguments: those by place and by name that it was called with.
 
     Raises:
         Exception: whatever a strategy raises, with the try's error as its cause.
@@ -115,7 +123,8 @@ async def decide(
 
     if not getattr(retry, "enabled", True):
         return _STANDS
-    state = RetryCallState(retry, fn=function, args=(), kwargs={})
+    args, kwargs = arguments
+    state = RetryCallState(_with_statistics(retry, tries, elapsed_seconds, idle_seconds), function, args, kwargs)
     state.start_time, state.outcome_timestamp = 0.0, elapsed_seconds
     state.attempt_number, state.idle_for = tries, idle_seconds
     state.outcome = Future.construct(tries, value if error is None else error, error is not None)
@@ -128,7 +137,7 @@ async def decide(
         if not (isinstance(error, TryAgain) or await ask(retry.retry)):
             return _STANDS
         # Before stop, as tenacity has it: stop_before_delay looks at the wait.
-        state.upcoming_sleep = wait = _seconds(await ask(retry.wait))
+        state.upcoming_sleep = wait = _seconds(await ask(retry.wait), retry.wait)
         return Decision(False, None if await ask(retry.stop) else wait)
     except Exception as failure:
         if failure is not error and failure.__cause__ is None and error is not None:
@@ -137,9 +146,29 @@ async def decide(
         raise
 
 
-def _seconds(wait: Any) -> float:
+def _with_statistics(retry: BaseRetrying, tries: int, elapsed_seconds: float, idle_seconds: float) -> BaseRetrying:
+    """A copy for one question: what tenacity counts by itself it keeps by thread, where many runs ask."""
+    asked = copy.copy(retry)
+    asked._local = threading.local()
+    asked.statistics.update(
+        start_time=0.0,
+        attempt_number=tries,
+        idle_for=idle_seconds,
+        delay_since_first_attempt=elapsed_seconds,
+    )
+    return asked
+
+
+def _seconds(wait: Any, strategy: Any) -> float:
     try:
+        if isinstance(wait, str):
+            raise TypeError
         seconds = float(wait)
+    except (TypeError, ValueError):
+        name = getattr(strategy, "__qualname__", type(strategy).__qualname__)
+        raise TypeError(
+            f"wait={name} of retry= returned {_REPR.repr(wait)}: it must return seconds, as a number; 0 is no wait"
+        ) from None
     except OverflowError:  # 2 ** 10_000, of an exponential wait without max=
         seconds = math.inf if wait > 0 else 0.0
     if not seconds > 0:  # negative, or not a number

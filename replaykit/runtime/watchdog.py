@@ -78,13 +78,16 @@ class Watchdog:
             awake = now - looked_at < 4 * _PAUSE_SECONDS
             looked_at = now
             if told_of and ticked_at != told_of:
-                self._tell_over(ticked_at - told_of)
-                told_of = 0.0
+                over, told_of = ticked_at - told_of, 0.0
+                with contextlib.suppress(Exception):  # a log that fails must not end the watch
+                    self._tell_over(over)
             if awake and not told_of and now - ticked_at >= self._blocked_seconds:
                 told_of = ticked_at
-                self._tell(now - ticked_at)
+                with contextlib.suppress(Exception):
+                    self._tell(now - ticked_at)
         if told_of:  # the loop itself has stopped us
-            self._tell_over(time.monotonic() - told_of)
+            with contextlib.suppress(Exception):
+                self._tell_over(time.monotonic() - told_of)
 
     def _tell(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
@@ -99,7 +102,7 @@ class Watchdog:
             run_id=str(run_id) if run_id is not None else None,
             step=key,
             seconds=round(seconds, 3),
-            stack=stack_of(frame),
+            frames=stack_of(frame),
         )
 
     def _tell_over(self, seconds: float) -> None:

@@ -23,7 +23,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
 from typing import Any, Final, Self
@@ -48,10 +47,12 @@ from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verd
 from replaykit.replay.tags import remember_modules
 from replaykit.runtime.client import Client
 from replaykit.runtime.clock import DatabaseClock
-from replaykit.runtime.executor import Executor, Shop
+from replaykit.runtime.executor import Body, Executor, Shop
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
 from replaykit.runtime.ids import write_ids
+from replaykit.runtime.leftovers import DefaultThreads, Leftovers
 from replaykit.runtime.target import Target
+from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.watchdog import Culprit, Watchdog
 from replaykit.runtime.writer import Answer, Writer
 
@@ -87,7 +88,8 @@ class Worker:
             `step.current().resources`.
         settings: leases, limits and times.
         worker_id: this incarnation's id (a supervisor chooses it); None: a new one.
-        supervised: the process may be ended with the lease; False in someone else's process.
+        supervised: the process may be ended with the lease, and its event loop is the worker's (it gets a default executor
+            that knows whose work it does); False in someone else's process.
         solo: take suspects only, and set `idle` when there are none left.
         on_suspects: called, not too often, when there are suspects that a supervised worker leaves to a solo one.
         poll_only: use no LISTEN.
@@ -190,8 +192,9 @@ class Worker:
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Drain: claim nothing, let bodies finish for the grace period, hand every run back.
 
-        Runs whose sync body has not ended by then are handed back last of all: by the parent, once this process is gone;
-        without a parent at this call's end, though the body goes on.
+        Runs whose body has not ended by then (a sync one, one that swallows its cancellation, one that has left work in
+        `asyncio.to_thread`) are handed back last of all: by the parent, once this process is gone; without a parent at this
+        call's end, though the body goes on.
         """
         if self._stack is None:
             return
@@ -202,12 +205,12 @@ class Worker:
             executor.stop_bodies()
         await self._until_quiet(1.0, async_only=True)
         await self._flush(2.0)
-        await self._close(hand_back=True)
+        await self._close(although_bodies_run=not self._supervised)
 
     async def abandon(self) -> None:
         """The parent is gone: cancel async bodies, write what has ended, hand back, within 2 seconds.
 
-        With a sync body alive nothing more is handed back: the lease has to run out, because the body may still act.
+        While a body goes on nothing more is handed back: the lease has to run out, because the body may still act.
         """
         if self._stack is None:
             return
@@ -216,17 +219,20 @@ class Worker:
             executor.stop_bodies()
         await self._until_quiet(0.7, async_only=True)
         await self._flush(0.7)
-        await self._close(hand_back=not self._shop.threads_alive)
+        await self._close(although_bodies_run=False)
 
     @property
     def bodies(self) -> int:
-        """Bodies of steps that are running in this process."""
-        alive = sum(len(executor.bodies) for executor in self._executors.values())
-        return alive + sum(1 for body in self._shop.threads_alive.values() if body.given_up)
+        """Steps of which anything is running in this process: bodies, those that were given up, and what they have left."""
+        running = {(e.run.id, key) for e in list(self._executors.values()) for key in list(e.bodies)}
+        return len(running | self._shop.leftovers.steps())
 
     # ------------------------------------------------------------------ opening and closing
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        leftovers = Leftovers()
+        if self._supervised:
+            asyncio.get_running_loop().set_default_executor(DefaultThreads(leftovers))
         dsn = await asyncio.to_thread(self._target.open)
         self._database = Database(dsn, self._target.schema, name="worker")
         writer = self._writer = Writer(self._database)
@@ -236,19 +242,19 @@ class Worker:
             stack.push_async_callback(self._client.aclose)
         resources = await stack.enter_async_context(self._lifespan()) if self._lifespan is not None else None
         self._clock = DatabaseClock()
-        threads = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="replaykit-step")
         self._shop = Shop(
             settings=self.settings,
             clock=self._clock,
             put=self._put if self._solo or not self._supervised else writer.put,
             journals=self,
-            threads=threads,
+            threads=BodyThreads(self.settings.threads),
             new_id=write_ids(),
             valid=self._valid,
             congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
             left=self._left,
             resources=resources,
             client=self._client,
+            leftovers=leftovers,
         )
         await self._take_lease()
         loops = [self._tick_loop, self._claim_loop, self._reap_loop]
@@ -325,7 +331,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writer.drained(), seconds)
 
-    async def _close(self, *, hand_back: bool) -> None:
+    async def _close(self, *, although_bodies_run: bool) -> None:
         stack, self._stack = self._stack, None
         self._watchdog.stop()
         for task in self._tasks:
@@ -334,17 +340,17 @@ class Worker:
         await self._writer.close()
         for executor in list(self._executors.values()):
             executor.drop()
-        self._shop.threads.shutdown(wait=False, cancel_futures=True)
+        self._shop.threads.shutdown()
         try:
             if stack is not None:
                 await stack.aclose()
         finally:
-            await self._let_go(hand_back)
+            await self._let_go(although_bodies_run)
         log.info("worker_stopped", worker=str(self.worker_id), runs_ended=self._shop.ended_runs)
 
-    async def _let_go(self, hand_back: bool) -> None:
-        """The last thing of all: until then nobody else may take what still acts in this process (sync bodies)."""
-        hand_back = hand_back and self._heartbeat.valid() and not (self._supervised and self._shop.threads_alive)
+    async def _let_go(self, although_bodies_run: bool) -> None:
+        """The last thing of all: until then nobody else may take what still acts in this process."""
+        hand_back = self._heartbeat.valid() and (although_bodies_run or not self.bodies)
         await asyncio.to_thread(self._heartbeat.stop)
         if hand_back:
             try:
@@ -377,8 +383,13 @@ class Worker:
         in_flight = [
             {"run_id": str(executor.run.id), "key": body.call.key, "attempt": body.attempt, "since": body.started_at}
             for executor in list(self._executors.values())
-            for body in (*list(executor.bodies.values()), *list(executor.lingering.values()))
+            for body in list(executor.bodies.values())
             if body.started_at < old
+        ]
+        in_flight += [
+            {"run_id": str(run_id), "key": key, "attempt": thing.attempt, "since": thing.started_at}
+            for (run_id, key), thing in self._shop.leftovers.things()
+            if isinstance(thing, Body) and thing.started_at < old and run_id in self._executors
         ]
         health = {
             "runs": len(self._executors),
@@ -600,7 +611,8 @@ class Worker:
 
     def _put(self, unit: Unit, answer: Answer) -> None:
         """`Writer.put` in a worker that may have suspects in memory: whether they get further is what it waits for."""
-        if unit.run_id not in self._suspects and unit.run_id not in self._cleared:
+        suspects, cleared = self._suspects, self._cleared
+        if not (suspects or cleared) or (unit.run_id not in suspects and unit.run_id not in cleared):
             self._writer.put(unit, answer)
             return
 

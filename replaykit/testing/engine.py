@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -29,6 +28,7 @@ from replaykit.replay.requests import CallStep
 from replaykit.replay.tags import remember_modules
 from replaykit.runtime.executor import Body, Executor, Shop
 from replaykit.runtime.ids import write_ids
+from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left
 from replaykit.runtime.watcher import ENDED
 from replaykit.runtime.writer import Answer
@@ -219,7 +219,7 @@ class Engine:
                 executor.drop()
             self.memory.release(executor.run.id, self.clock.now())
         if shop is not None:
-            shop.threads.shutdown(wait=False, cancel_futures=True)
+            shop.threads.shutdown()
         if watch is not None and not watch.get_loop().is_closed():
             watch.cancel()
         if self._turn_due is not None:
@@ -348,7 +348,7 @@ class Engine:
                 clock=self.clock,
                 put=self._put,
                 journals=self,
-                threads=ThreadPoolExecutor(_LEAVING.threads, thread_name_prefix="replaykit-step"),
+                threads=BodyThreads(_LEAVING.threads),
                 new_id=write_ids(),
                 valid=lambda: True,
                 congested=lambda: False,

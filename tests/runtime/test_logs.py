@@ -20,6 +20,7 @@ from structlog.contextvars import bind_contextvars, clear_contextvars, get_conte
 
 from replaykit import Client, Worker, drop_replayed, step, workflow
 from replaykit.events import log, trace
+from replaykit.interfaces.logs import setup
 from replaykit.replay.execution import Execution
 from replaykit.runtime.logged import bind_body, run_context
 from tests.test_docs import DOCS, blocks, rows
@@ -274,6 +275,55 @@ def test_the_page_of_events_has_each_with_its_level_and_facts() -> None:
 
     assert listed == dict(events())
     assert list(listed) == sorted(listed)
+
+
+TAKEN = {
+    "event",
+    "level",
+    "logger",
+    "logger_name",
+    "name",
+    "timestamp",
+    "stack",
+    "stack_info",
+    "exc_info",
+    "positional_args",
+}
+"""Keys with which structlog's processors do something of their own. Its `exception` is a text, as ours is."""
+
+
+def test_no_fact_has_a_name_that_loggers_use_themselves() -> None:
+    """Neither structlog's processors, nor `logging`, which refuses `extra` with an attribute of its records."""
+
+    taken = TAKEN | set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    assert {name: facts & taken for name, (_, facts) in events().items() if facts & taken} == {}
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_every_event_is_written_in_both_forms(capsys: pytest.CaptureFixture[str], log_format: str) -> None:
+    """With facts as they come: texts and lists of texts."""
+
+    setup(log_format)
+    for name, (_, facts) in sorted(events().items()):
+        log.error(name, **{fact: ["a.py:1 in f"] if fact == "frames" else "text" for fact in facts})
+    lines = [line for line in capsys.readouterr().err.splitlines() if line != "text"]  # an exception has its own
+
+    assert len(lines) == len(events())
+    assert [name for name, line in zip(sorted(events()), lines, strict=True) if name not in line] == []
+    assert not any("log_failure" in line for line in lines)
+
+
+def test_an_event_on_which_structlogs_chain_fails_goes_to_logging(caplog: pytest.LogCaptureFixture) -> None:
+    """And raises nothing: it would end a thread of ours."""
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("tenant")
+
+    structlog.configure(processors=[broken])
+    log.error("row_refused", run_id="7")
+
+    assert caplog.messages == ["row_refused run_id=7 log_failure=KeyError: 'tenant'"]
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -154,6 +154,28 @@ def test_a_blocked_loop_of_which_nothing_is_known_is_told_by_its_stack(heard: He
     assert " in block_until']" in heard.of("loop_blocked")[0]
 
 
+def test_a_log_that_fails_ends_no_watchdog(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises: the next time is told of again."""
+    tried: list[str] = []
+
+    def refuse(event: str, **_: object) -> None:
+        tried.append(event)
+        raise TypeError("can only concatenate str")
+
+    monkeypatch.setattr("replaykit.runtime.watchdog.log.warning", refuse, raising=True)
+
+    async def blocked_twice() -> None:
+        watchdog = Watchdog(lambda *_: (None, None), blocked_seconds=0.05)
+        watchdog.start()
+        for times in (1, 2):
+            block_until(lambda: tried.count("loop_blocked") == times)  # noqa: B023
+            watchdog.tick()
+            block_until(lambda: tried.count("loop_unblocked") == times)  # noqa: B023
+        watchdog.stop()
+
+    asyncio.run(blocked_twice())
+
+
 def test_a_worker_that_stops_leaves_no_watchdog(dsn: str, heard: Heard) -> None:
     """And one whose loop turns is told nothing of."""
 
