@@ -641,7 +641,7 @@ class Driver:
     def _idempotency_key(self, call: CallStep) -> str | None:
         if call.idempotency_key or call.runs_ahead:
             return call.idempotency_key or None
-        if not self._rewound:
+        if not self._rewound and not self._tries.known:
             return self._keys.of(call.key)
         return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
 

@@ -855,3 +855,28 @@ def test_a_deadline_from_before_a_rewind_leaves_as_much_time_after_it() -> None:
     assert isinstance(timeout, datetime)
     assert timeout.timestamp() * SECOND - story.now == 60 * SECOND
     assert story.play().result == 1
+
+
+def test_a_try_with_another_input_than_the_first_has_another_idempotency_key() -> None:
+    """Changed code between two tries: no key is ever sent with two inputs."""
+    cents = [5]
+
+    @workflow
+    async def pays() -> int:
+        return await step(echo, cents[0])
+
+    def answer(began: Began) -> Any:
+        if began.attempt < 3:
+            raise Again(OSError("down"), 60)
+        return began.input
+
+    story = Story(pays, answer).until(lambda s: s.state is State.WAITING)
+    cents[0] = 900
+    story.until(lambda s: len(s.began) == 2)
+    cents[0] = 5
+    story.until(lambda s: s.state is State.WAITING)
+    story.play()
+
+    keys = [b.idempotency_key for b in story.began]
+    assert [b.input for b in story.began] == [5, 900, 5]
+    assert keys[0] == keys[2] != keys[1]
