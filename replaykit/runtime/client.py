@@ -63,6 +63,9 @@ __all__ = ["Client", "Handle", "RunInfo"]
 
 _PAYLOAD_BYTES_MAX: Final = Settings().payload_bytes_max
 _DELAY_SECONDS_MAX: Final = 100 * 366 * 86_400.0
+_MOMENT_MAX: Final = (
+    221_845_392_000_000_000  # the year 9000, in microseconds: Postgres writes later ones than Python reads
+)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 P = ParamSpec("P")
@@ -553,7 +556,10 @@ def seconds_until(moment: Moment | None) -> float | None:
 def _checked_delay(delay: Moment) -> tuple[int | None, int | None]:
     """Microseconds from now on, or microseconds since 1970."""
     if isinstance(delay, dt.datetime):
-        return None, (_aware("delay", delay) - _EPOCH) // dt.timedelta(microseconds=1)
+        available_at = max(0, (_aware("delay", delay) - _EPOCH) // dt.timedelta(microseconds=1))
+        if available_at > _MOMENT_MAX:
+            raise ConfigurationError(f"delay={delay!r}: a run begins before the year 9000")
+        return None, available_at
     seconds = max(0.0, _seconds("delay", delay))
     if seconds > _DELAY_SECONDS_MAX:
         raise ConfigurationError(f"delay={delay!r}: more than a hundred years")
@@ -611,6 +617,6 @@ def _checked_key(key: str) -> str:
 
 
 def _checked_priority(priority: int) -> int:
-    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**31) <= priority < 2**31:
         raise ConfigurationError(f"priority={priority!r}: a priority is a whole number of 32 bits; smaller runs first")
     return priority

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -57,8 +58,10 @@ class Portal:
         """What the coroutine returns or raises. A caller that is interrupted (Ctrl-C) cancels it.
 
         Raises:
-            DatabaseUnreachable: the portal was closed meanwhile.
+            DatabaseUnreachable: the portal was closed meanwhile, or the interpreter is ending.
         """
+        if sys.is_finalizing():  # threads stand still, for ever: nobody would answer
+            raise DatabaseUnreachable("the interpreter is ending: a SyncClient can be asked nothing any more")
         with self._lock:  # `close` must not end the loop between a look at it and the sending
             serving = self._serving or self._open()
             if threading.current_thread() is serving.thread:
@@ -90,7 +93,7 @@ class Portal:
         """
         with self._lock:
             serving, self._serving = self._serving, None
-        if serving is None:
+        if serving is None or sys.is_finalizing():
             return
         try:
             asyncio.run_coroutine_threadsafe(last(), serving.loop).result()

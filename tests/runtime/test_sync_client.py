@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import gc
 import json
 import os
@@ -367,3 +368,44 @@ def test_a_run_outlives_the_loop_that_started_it(client: SyncClient, dsn: str, w
     helper.join()
 
     assert client.handle(started[0], checkout).result(timeout=30) == Receipt("visa", 7)
+
+
+@pytest.mark.parametrize("how", ["close in __del__", "start in __del__", "finally of a generator"])
+def test_what_is_asked_while_the_interpreter_ends_keeps_it_from_ending_no_longer(dsn: str, how: str) -> None:
+    """Threads stand still by then: nobody would answer."""
+    code = """
+import sys
+from replaykit import SyncClient
+client = SyncClient(sys.argv[1])
+try:
+    client.handle("nobody").info()
+except Exception as error:
+    print(type(error).__name__)
+class Owner:
+    def __init__(self, act): self.act = act
+    def __del__(self): self.act()
+def rows():
+    try:
+        yield 1
+    finally:
+        client.close()
+if sys.argv[2] == "close in __del__":
+    owner = Owner(client.close)
+elif sys.argv[2] == "start in __del__":
+    owner = Owner(lambda: client.handle("nobody").info())
+else:
+    owner = rows(); next(owner)
+keep = [owner]; keep.append(keep)
+sys.modules["kept"] = keep
+"""
+    ended = subprocess.run([sys.executable, "-c", code, dsn, how], capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "RunNotFound\n"
+
+
+@pytest.mark.parametrize("option", [{"delay": dt.datetime.max.replace(tzinfo=dt.UTC)}, {"priority": True}])
+def test_an_option_that_no_row_could_hold_is_refused(option: dict[str, Any]) -> None:
+    """In a sentence, before anything is sent."""
+    with pytest.raises(ConfigurationError, match=next(iter(option))):
+        SyncClient("postgresql://nowhere").options(**option)
