@@ -100,6 +100,12 @@ def cli() -> None:
     """
 
 
+def _not_negative(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and value < 0:
+        raise click.BadParameter(f"{value:g}: a run cannot begin before its start")
+    return value
+
+
 # --- options that several commands share ------------------------------------------------------------------------------
 
 
@@ -141,7 +147,11 @@ def worker_options(command: F) -> F:
         flag, variable = f"--{name.replace('_', '-')}", f"REPLAYKIT_{name.upper()}"
         with_settings = click.option(flag, name, type=kind, envvar=variable, help=words)(with_settings)
     for option in (
-        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            help="From which level on; info, and warning where dev draws its view.",
+        ),
         click.option(
             "--log-format", envvar="REPLAYKIT_LOG_FORMAT", type=click.Choice(["console", "json"]), default="console"
         ),
@@ -190,16 +200,20 @@ def worker(
     lifespan: str | None,
     poll_only: bool,
     log_format: str,
-    log_level: str,
+    log_level: str | None,
     settings: Settings,
 ) -> int:
     """Execute runs of the workflows in MODULE..., until SIGTERM or SIGINT."""
     from replaykit.interfaces.logs import SETUP, setup
     from replaykit.runtime.config import WorkerConfig
     from replaykit.runtime.inspect import Inspector
+    from replaykit.runtime.modules import find_module
     from replaykit.runtime.supervisor import run_workers
 
+    log_level = log_level or "info"
     setup(log_format, log_level)
+    for module in modules:  # here what is not there at all is one sentence: a child's would come after five events
+        find_module(module)
     with Inspector(target) as inspector:  # here a wrong database or schema is one sentence, not one for each child
         inspector.check()
     return run_workers(
@@ -225,7 +239,10 @@ def worker(
 @worker_options
 @database_options
 def dev(target: Target, module: str, reload: bool, **options: Any) -> int:
-    """One worker in this terminal, with a live view of its runs."""
+    """One worker in this terminal, with a live view of its runs.
+
+    The view leaves log lines below `warning` out, unless --log-level says otherwise; they are written above it.
+    """
     if reload:
         from replaykit.interfaces.reload import run_reloading
 
@@ -241,7 +258,7 @@ def dev(target: Target, module: str, reload: bool, **options: Any) -> int:
 @click.option("--key", help="An idempotency key: a second start under it finds the first one's run.")
 @click.option("--queue", help="Which workers may take it.")
 @click.option("--priority", type=int, help="Smaller runs first.")
-@click.option("--delay", type=float, metavar="SECONDS", help="Begin that much later.")
+@click.option("--delay", type=float, metavar="SECONDS", callback=_not_negative, help="Begin that much later.")
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
 @click.option("--force", is_flag=True, help="Start it although no live worker has the workflow.")
 @json_option

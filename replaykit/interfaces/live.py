@@ -26,7 +26,7 @@ from replaykit.runtime.modules import load_object, load_workflows
 from replaykit.runtime.target import Target
 from replaykit.runtime.worker import Worker
 
-__all__ = ["above_view", "run_dev", "watch_run", "watch_runs"]
+__all__ = ["above_view", "quiet_beside", "run_dev", "watch_run", "watch_runs"]
 
 _LOOK_SECONDS = 0.25
 _ENDED = {"held", "succeeded", "failed", "cancelled", "continued"}
@@ -40,7 +40,7 @@ def run_dev(
     lifespan: str | None,
     poll_only: bool,
     log_format: str,
-    log_level: str,
+    log_level: str | None,
     settings: Settings,
 ) -> int:
     """A worker in this process until Ctrl-C, with a live view of the newest runs if stdout is a terminal."""
@@ -63,9 +63,14 @@ def run_dev(
     say(f"running {names}; start one from another terminal: replaykit start {min(workflows)} ...  (Ctrl-C ends)")
     with _view(screen, target) if screen.is_terminal else contextlib.nullcontext():
         # Inside the view, which puts what is printed above itself.
-        setup(log_format, "warning" if screen.is_terminal and log_level == "info" else log_level)
+        setup(log_format, log_level or quiet_beside(screen.is_terminal))
         asyncio.run(worker.run())
     return 0
+
+
+def quiet_beside(view: bool) -> str:
+    """The level of a log that nobody chose: the view tells what the lines of each run would."""
+    return "warning" if view else "info"
 
 
 @contextlib.contextmanager

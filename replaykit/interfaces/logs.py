@@ -66,7 +66,8 @@ def setup(log_format: str, log_level: str = "info") -> None:
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
-    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))  # ten lines about a schema that is made once
+    for chatty in ("alembic", "watchfiles"):  # ten lines about a schema that is made once; "1 change detected"
+        logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

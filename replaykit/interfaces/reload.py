@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replaykit.errors import ConfigurationError
-from replaykit.interfaces.live import above_view
+from replaykit.interfaces.live import above_view, quiet_beside
 from replaykit.interfaces.logs import SETUP, setup
 from replaykit.interfaces.output import say
 from replaykit.limits import Settings
@@ -35,7 +35,7 @@ def run_reloading(
     lifespan: str | None,
     poll_only: bool,
     log_format: str,
-    log_level: str,
+    log_level: str | None,
     settings: Settings,
 ) -> int:
     """Works until Ctrl-C. Code that does not import ends nothing: the error is said, and the next change is awaited.
@@ -50,7 +50,7 @@ def run_reloading(
     with _watched(folder) as changes, above_view(target) as drawn:
         # Two saves within a second that leave the size alone would find the bytecode of the first.
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        log_level = "warning" if drawn and log_level == "info" else log_level
+        log_level = log_level or quiet_beside(drawn)
         setup(log_format, log_level)
         config = WorkerConfig(
             dsn=dsn,

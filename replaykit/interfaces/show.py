@@ -62,7 +62,7 @@ def draw_run(report: Row) -> RenderableType:
     parts: list[RenderableType] = [_header(run), Text()]
     requests = report.get("requests") or ()
     if report["journal"]:
-        parts += [_journal(report["journal"], requests), Text()]
+        parts += [_journal(report["journal"], requests, report.get("tried") or ()), Text()]
     drawn = {entry["mailbox_id"] for entry in report["journal"]}
     for request in requests:
         if request["id"] not in drawn:
@@ -76,10 +76,8 @@ def draw_run(report: Row) -> RenderableType:
         until = moment(run.get("available_at"))
         when = f" until {_clock(run['available_at'])} ({ago(run['available_at'])})" if until is not None else ""
         parts.append(_sentence("waits", f"for {run['waiting_for'] or 'its turn'}{when}", "magenta"))
-    known = report.get("known")
-    if known is not None and run["workflow"] not in known:
-        there = f"; they have {', '.join(known)}" if known else ""
-        parts.append(_sentence("waits", f"for a worker: no live worker has {run['workflow']}{there}", "magenta"))
+    if (missing := _missing(report)) is not None:
+        parts.append(_sentence("waits", f"for a worker: {missing}", "magenta"))
     if run["reason"]:
         parts.append(_sentence("held" if run["state"] == "held" else "reason", run["reason"], "yellow"))
     if run.get("error") is not None:
@@ -87,6 +85,18 @@ def draw_run(report: Row) -> RenderableType:
     elif run["state"] == "succeeded":
         parts.append(_sentence("result", one_line(run.get("output"), 400), "green"))
     return Group(*parts)
+
+
+def _missing(report: Row) -> str | None:
+    """Why no live worker takes a pending run."""
+    workflow, queue = report["run"]["workflow"], report["run"]["queue"]
+    known, claimed = report.get("known"), report.get("claimed")
+    if known is not None and workflow not in known:
+        there = f"; they have {', '.join(known)}" if known else ""
+        return f"no live worker has {workflow}{there}"
+    if claimed and queue not in claimed:
+        return f"no live worker takes {workflow} from the queue {queue}; they take it from {', '.join(claimed)}"
+    return None
 
 
 def draw_workers(workers: Sequence[Row]) -> RenderableType:
@@ -143,7 +153,7 @@ def _header(run: Row) -> RenderableType:
     return Group(*lines)
 
 
-def _journal(journal: Sequence[Row], requests: Sequence[Row]) -> RenderableType:
+def _journal(journal: Sequence[Row], requests: Sequence[Row], tried: Sequence[Row]) -> RenderableType:
     columns = ("#", "step", "at", "took", "try", "result")
     rows: list[list[Text]] = []
     who = {request["id"]: request["sent_by"] for request in requests}
@@ -153,6 +163,9 @@ def _journal(journal: Sequence[Row], requests: Sequence[Row]) -> RenderableType:
         left_out = entry["seq"] - before["seq"] - 1 if before is not None else 0
         if left_out:
             rows.append([Text("…", "dim"), Text(f"{left_out:,} left out: --all draws them", "dim italic")])
+        tries = [one for one in tried if one["key"] == entry["key"] and one["attempt"] < entry["attempt"]]
+        tried = [one for one in tried if one not in tries]
+        rows += [_tried(one) for one in tries]
         aside = any(to_seq <= entry["seq"] < seq for to_seq, seq in rewinds)
         rows.append(_entry(entry, by=who.get(entry["mailbox_id"]), aside=aside))
     if len(rows) > _TABLE_ROWS_MAX:
@@ -176,6 +189,18 @@ def _entry(entry: Row, *, by: str | None, aside: bool) -> list[Text]:
         Text(duration(took)),
         Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
         Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry, by),
+    ]
+
+
+def _tried(attempt: Row) -> list[Text]:
+    """A try that failed, above the entry of its step."""
+    return [
+        Text(),
+        Text("↻ ", "yellow") + Text(attempt["key"]),
+        Text(_clock(attempt["ended_at"]), "dim"),
+        Text(duration(seconds_between(attempt["started_at"], attempt["ended_at"]))),
+        Text(str(attempt["attempt"]), "yellow"),
+        Text(_error_line(attempt["error"]), "yellow"),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -73,7 +72,8 @@ def start_run(
             _refuse_unknown(inspector, workflow)
         client = Client(target.open(), target.schema)
         client = client.options(key=key, queue=queue, priority=priority, delay=delay)
-        answer = asyncio.run(_start(client, workflow, args, kwargs, wait))
+        unclaimed = _unclaimed(inspector, workflow, queue or "default")
+        answer = asyncio.run(_start(client, workflow, args, kwargs, unclaimed, wait=wait, as_json=as_json))
         if wait:
             answer |= _outcome(inspector.run(answer["id"]))
     if as_json:
@@ -93,8 +93,26 @@ def _refuse_unknown(inspector: Inspector, workflow: str) -> None:
         )
 
 
+def _unclaimed(inspector: Inspector, workflow: str, queue: str) -> str | None:
+    """What to say of a queue that no live worker takes this workflow's runs from, while there are some that have it."""
+    taken = inspector.queues(workflow)
+    if not taken or queue in taken:
+        return None
+    return (
+        f"no live worker takes {workflow} from the queue {queue!r} (they take it from {', '.join(taken)}): "
+        "its run will wait for one"
+    )
+
+
 async def _start(
-    client: Client, workflow: str, args: Sequence[Any], kwargs: dict[str, Any], wait: bool
+    client: Client,
+    workflow: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    unclaimed: str | None,
+    *,
+    wait: bool,
+    as_json: bool,
 ) -> dict[str, Any]:
     async with client:
         with warnings.catch_warnings(record=True) as caught:
@@ -107,9 +125,11 @@ async def _start(
             state = "waiting" if state == "waiting" else "pending"  # a worker may have it by now
         else:
             say(f"the key's run was there already, with the input of its first start: {handle.id}, {state}")
+        if handle.created and unclaimed is not None:
+            say(unclaimed)
         if wait:
-            if handle.created and sys.stderr.isatty():  # a person may want it while they wait; a program has --json
-                say(f"run {handle.id}")
+            if handle.created and not as_json:
+                say(f"run {handle.id}")  # before the wait: whoever ends it, or loses patience, may want it
             async with _progress(handle, workflow):
                 with contextlib.suppress(RunFailed, RunHeld, RunCancelled):  # the row says more
                     await handle.result()

@@ -23,6 +23,7 @@ __all__ = [
     "shown_requests",
     "shown_run",
     "shown_runs",
+    "shown_tried",
     "shown_workers",
     "unlisten",
 ]
@@ -111,6 +112,18 @@ select row_to_json(s)::text from (
 """,
 )
 
+# The last tries of some of its steps.
+TRIED = Statement(
+    "attempts-list-shown-tried",
+    """
+select row_to_json(s)::text from (
+    select * from (select a.* from {schema}.attempts a where a.run_id = %(run_id)s and a.key = any(%(keys)s)
+        order by a.started_at desc, a.key, a.attempt desc limit %(limit)s) l
+    order by l.started_at, l.key, l.attempt
+) s
+""",
+)
+
 # What people asked of it: the last so many (null: all), in their order, each with the seq of the entry that answers it.
 # Those entries have an index of their own: nothing else of the journal is read.
 REQUESTS = Statement(
@@ -186,6 +199,11 @@ def shown_attempts(run_id: UUID) -> Bound:
 def shown_open_attempts(run_id: UUID) -> Bound:
     """Those whose steps have not ended."""
     return OPEN_ATTEMPTS, {"run_id": run_id}
+
+
+def shown_tried(run_id: UUID, keys: Iterable[str], limit: int) -> Bound:
+    """The last `limit` tries of these steps."""
+    return TRIED, {"run_id": run_id, "keys": list(keys), "limit": limit}
 
 
 def shown_requests(run_id: UUID, limit: int | None = None) -> Bound:

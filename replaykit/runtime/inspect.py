@@ -21,6 +21,7 @@ from replaykit.postgres.onlookers import (
     shown_requests,
     shown_run,
     shown_runs,
+    shown_tried,
     shown_workers,
 )
 from replaykit.postgres.runs import find_run, parse_runs
@@ -36,6 +37,9 @@ FIRST_ENTRIES: Final = 20
 
 LAST_ENTRIES: Final = 180
 """and what came last: together a few screens, whatever its length."""
+
+LAST_TRIES: Final = 50
+"""So many of the tries of steps that have ended."""
 
 LAST_REQUESTS: Final = 20
 """So many of what people asked of it."""
@@ -102,7 +106,8 @@ class Inspector:
 
     def drawn(self, run_id: UUID, *, every: bool = False) -> Row:
         """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies,
-        the last `requests`, and of a pending run `known`, the workflows that live workers have.
+        `tried` (failed tries of steps that have ended), the last `requests`, and of a pending run `known`, the workflows
+        that live workers have, and `claimed`, the queues that they take its workflow from.
 
         Args:
             run_id: which.
@@ -122,13 +127,18 @@ class Inspector:
             lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
         )
         run = self._one(runs, run_id)
+        again = [entry["key"] for entry in journal if entry["kind"] == "step" and entry["attempt"] > 1]
+        tried = self._ask(lambda c: parse_rows(c.run(*shown_tried(run_id, again, LAST_TRIES)))) if again else []
+        pending = run["state"] == "pending"
         return {
             "run": run,
             "journal": journal,
             "attempts": attempts,
+            "tried": tried,
             "in_flight": in_flight,
             "requests": requests,
-            "known": sorted(self.workflows()) if run["state"] == "pending" else None,
+            "known": sorted(self.workflows()) if pending else None,
+            "claimed": self.queues(run["workflow"]) if pending else None,
         }
 
     def workers(self, *, stopped: bool = False) -> list[Row]:
@@ -138,6 +148,11 @@ class Inspector:
     def workflows(self) -> dict[str, Any]:
         """What live workers have: names with their input schemas."""
         return self._ask(lambda c: parse_workflows(c.run(*live_workflows())))
+
+    def queues(self, workflow: str) -> list[str]:
+        """The queues that live workers take this workflow's runs from."""
+        live = [worker for worker in self.workers() if worker["state"] == "live" and workflow in worker["workflows"]]
+        return sorted({queue for worker in live for queue in worker["queues"]})
 
     def check(self) -> None:
         """Connect, and see that the schema is this release's."""

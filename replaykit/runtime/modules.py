@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 from replaykit.errors import ConfigurationError
 from replaykit.replay.calls import Workflow
 
-__all__ = ["import_module", "load_object", "load_workflows", "users_traceback"]
+__all__ = ["find_module", "import_module", "load_object", "load_workflows", "users_traceback"]
 
 _OURS: Final = str(Path(__file__).parents[1]) + os.sep
 _PYTHONS: Final = str(Path(os.__file__).parent) + os.sep  # importlib, asyncio, contextlib
@@ -64,6 +65,22 @@ def load_object(reference: str) -> Any:
             raise ConfigurationError(f"there is no {path!r} in {module_name}")
         value = getattr(value, part)
     return value
+
+
+def find_module(name: str) -> None:
+    """Look whether there is such a file, or such a module's outermost package, without running a line of the user's.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name.endswith(".py") or os.sep in name:
+        if not Path(name).is_file():
+            raise ConfigurationError(f"there is no file {name}")
+        return
+    first = name.partition(".")[0]
+    builtin = first in sys.builtin_module_names
+    if first.isidentifier() and not builtin and PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) is None:
+        raise ConfigurationError(f"there is no module {name!r} (No module named {first!r})")
 
 
 def import_module(name: str) -> ModuleType:

@@ -29,7 +29,7 @@ from replaykit.limits import Settings
 from replaykit.postgres.onlookers import shown_journal_ends
 from tests.conftest import remove_home
 from tests.interfaces.conftest import Cli, Said, sentences
-from tests.runtime.shop import checkout, nap, stuck, total
+from tests.runtime.shop import checkout, guarded, nap, stuck, total
 
 SHOP = str(Path(__file__).resolve().parents[1] / "runtime" / "shop.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def worker(dsn: str) -> Iterator[None]:
     ready, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with Worker(dsn, workflows=[checkout, nap, stuck, total]):
+        async with Worker(dsn, workflows=[checkout, guarded, nap, stuck, total]):
             ready.set()
             await asyncio.to_thread(stop.wait)
 
@@ -93,11 +93,12 @@ def test_start_prints_the_id_of_a_pending_run(cli: Cli) -> None:
 
 
 def test_start_with_wait_prints_the_result(cli: Cli, worker: None) -> None:
-    """The result alone on stdout, as JSON."""
+    """The result alone on stdout, as JSON; the id, for those who wait, on stderr."""
 
     said = cli("start", "checkout", '"visa"', "cents=7", "--wait")
+    run_id = cli("runs", "--ids").out.strip()
 
-    assert said == (0, '{"card": "visa", "cents": 7}\n', "")
+    assert said == (0, '{"card": "visa", "cents": 7}\n', f"replaykit: run {run_id}\n")
 
 
 def test_start_as_json_is_an_object_with_id_and_state(cli: Cli, worker: None) -> None:
@@ -127,15 +128,45 @@ def test_a_start_with_a_delay_waits(cli: Cli, worker: None) -> None:
     assert (said.code, said.json["state"], said.json["created"]) == (0, "waiting", True)
     assert (run["state"], run["waiting_for"], run["queue"], run["priority"]) == ("waiting", "start", "slow", -3)
     assert wrong == (2, "", "replaykit: delay=nan: not a number of seconds\n")
+    early = cli("start", "checkout", '"visa"', "--delay", "-3")
+    assert (early.code, early.out) == (2, "")
+    assert "-3: a run cannot begin before its start" in early.err
+
+
+def test_a_queue_that_no_live_worker_claims_is_said(cli: Cli, worker: None) -> None:
+    """At the start and by `show`: else the run would wait for reasons that nobody sees."""
+
+    said = cli("start", "checkout", '"visa"', "--queue", "nope")
+    shown = cli("show", said.out.strip())
+
+    assert (said.code, sentences(said.err)) == (
+        0,
+        [
+            "replaykit: no live worker takes checkout from the queue 'nope' (they take it from default): "
+            "its run will wait for one"
+        ],
+    )
+    assert "for a worker: no live worker takes checkout from the queue nope; they take it from default" in shown.out
+
+
+def test_a_secret_in_clear_is_a_mistake_that_stores_nothing(cli: Cli, worker: None) -> None:
+    """The live worker says which parameters are secrets."""
+
+    said = cli("start", "guarded", '"sesame"')
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("replaykit: $.key: a secret is never written")
+    assert "sesame" not in said.err
+    assert cli("runs", "--json").json == []
 
 
 def test_a_failed_run_is_one_sentence_with_the_users_line(cli: Cli, worker: None) -> None:
-    """On stderr; stdout stays empty."""
+    """On stderr, after its id; stdout stays empty."""
 
     said = cli("start", "checkout", '"visa"', "-1", "--wait")
 
     assert (said.code, said.out) == (1, "")
-    assert len(sentences(said.err)) == 1
+    assert len(sentences(said.err)) == 2
     assert "CardDeclined: visa: -1" in said.err
     assert "shop.py:" in said.err
 
@@ -159,7 +190,7 @@ def test_a_second_start_under_a_key_says_so(cli: Cli, worker: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["chekout", "1"], "no live worker has a workflow 'chekout'; there are checkout, nap, stuck, total"),
+        (["chekout", "1"], "no live worker has a workflow 'chekout'; there are checkout, guarded, nap, stuck, total"),
         (["checkout", '"visa"', '"x"'], "checkout: $.cents: an integer is needed, not a string"),
         (["checkout"], "checkout needs 'card'"),
         (["checkout", "visa"], "value 1 is not JSON; text is written '\"...\"'"),
@@ -343,6 +374,31 @@ def test_show_says_what_a_run_waits_for(cli: Cli, worker: None, dsn: str) -> Non
     assert cli("show", held, "--json").json["run"]["reason"] in cli("show", held).out.replace("\n        ", "\n")
 
 
+def test_show_draws_the_tries_of_a_step_above_its_end(cli: Cli, dsn: str) -> None:
+    """Each with its error, in their order."""
+
+    run_id = long_run(dsn, 3)
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("update replaykit.journal set attempt = 3 where run_id = %s and key = 'step#2'", (run_id,))
+        for attempt in (2, 1):
+            sql.execute(
+                "insert into replaykit.attempts (run_id, key, attempt, error, started_at, ended_at, next_at) values (%s,"
+                " 'step#2', %s, %s, now() - %s * interval '1 s', now(), now())",
+                (run_id, attempt, json.dumps({"type": "E", "message": f"no {attempt}"}), 3 - attempt),
+            )
+
+    lines = [line.split() for line in cli("show", run_id).out.splitlines() if "step#" in line and "retry" not in line]
+
+    assert [(line[0], line[1], line[2]) for line in lines] == [
+        ("1", "✓", "step#1"),
+        ("↻", "step#2", lines[1][2]),
+        ("↻", "step#2", lines[2][2]),
+        ("2", "✓", "step#2"),
+        ("3", "✓", "step#3"),
+    ]
+    assert [line[-4:] for line in lines[1:3]] == [["1", "E:", "no", "1"], ["2", "E:", "no", "2"]]
+
+
 def test_a_run_is_found_by_id_end_of_id_and_key(cli: Cli) -> None:
     """Six characters at least."""
 
@@ -375,7 +431,7 @@ def test_workers_lists_who_lives(cli: Cli, worker: None) -> None:
     (row,) = cli("workers", "--json").json
 
     assert (row["state"], row["pid"], row["queues"]) == ("live", os.getpid(), ["default"])
-    assert sorted(row["workflows"]) == ["checkout", "nap", "stuck", "total"]
+    assert sorted(row["workflows"]) == ["checkout", "guarded", "nap", "stuck", "total"]
     assert "checkout" in cli("workers").out
 
 
@@ -526,7 +582,7 @@ def test_worker_executes_runs_until_it_is_told_to_stop(dsn: str, cli: Cli) -> No
         child.send_signal(signal.SIGTERM)
         out, err = child.communicate(timeout=60)
 
-    assert said == (0, '{"card": "visa", "cents": 5}\n', "")
+    assert said[:2] == (0, '{"card": "visa", "cents": 5}\n')
     assert (child.returncode, out) == (0, "")
     assert {"event", "level", "timestamp"} <= set(json.loads(err.splitlines()[0]))
 
@@ -574,6 +630,16 @@ def test_a_workers_mistake_is_the_last_word_on_stderr(dsn: str, arguments: list[
     assert said.err.count("replaykit: ") == 1
 
 
+@pytest.mark.parametrize("module", ["no_such_module", "no_such_file.py", "no.such.module"])
+def test_a_module_that_is_not_there_is_the_only_word_on_stderr(dsn: str, module: str) -> None:
+    """The parent can see that without a child."""
+
+    said = finished("worker", module, dsn=dsn)
+
+    assert (said.code, said.out) == (2, "")
+    assert len(sentences(said.err)) == 1 and module in said.err
+
+
 def test_a_lifespan_that_fails_is_the_last_word_on_stderr(dsn: str) -> None:
     """With the traceback of the user's lines."""
 
@@ -617,8 +683,9 @@ def test_every_setting_has_a_flag_and_a_variable() -> None:
     assert all(kinds[name] in str(field.annotation) for name, field in Settings.model_fields.items())
 
 
-def test_dev_works_runs_in_this_terminal_and_draws_them(dsn: str) -> None:
-    """On a terminal; Ctrl-C ends it."""
+@pytest.mark.parametrize("level", [None, "info"])
+def test_dev_works_runs_in_this_terminal_and_draws_them(dsn: str, level: str | None) -> None:
+    """On a terminal; Ctrl-C ends it. Lines of the log stand above the view if they were asked for."""
 
     parent, terminal = pty.openpty()
     environment = {
@@ -630,7 +697,7 @@ def test_dev_works_runs_in_this_terminal_and_draws_them(dsn: str) -> None:
     }
     program = "from replaykit.interfaces.cli import main; main()"
     child = subprocess.Popen(
-        [sys.executable, "-c", program, "dev", SHOP],
+        [sys.executable, "-c", program, "dev", SHOP, *(["--log-level", level] if level else [])],
         env=environment,
         cwd=ROOT,
         stdin=terminal,
@@ -656,8 +723,9 @@ def test_dev_works_runs_in_this_terminal_and_draws_them(dsn: str) -> None:
         os.close(parent)
 
     assert code == 0
-    assert b"running checkout, nap, stuck, total" in seen
+    assert b"running checkout, guarded, nap, stuck, total" in seen
     assert b"Traceback" not in seen
+    assert (b"worker_started" in seen) is (level == "info")
 
 
 def _read(terminal: int, seen: bytearray) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from replaykit import sleep, step, workflow
+from replaykit import Secret, sleep, step, workflow
 
 
 @dataclass
@@ -50,3 +50,8 @@ async def stuck() -> None:
 async def total(*cents: int, note: str = "", **more: int) -> int:
     """Every kind of parameter."""
     return sum(cents) + sum(more.values()) + len(note)
+
+
+@workflow
+async def guarded(key: Secret[str]) -> None:
+    """Asks for what no run can be given."""
