@@ -7,12 +7,14 @@ import time
 from uuid import UUID
 
 import psycopg
+import pytest
 
+from replaykit import Workflow
 from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.outside import Outside
 from tests.crash.rows import Rows, start
-from tests.crash.workflows import chain, gated, gated_sync
-from tests.runtime.facts import eventually
+from tests.crash.workflows import chain, gated, gated_elsewhere, gated_stubbornly, gated_sync
+from tests.runtime.facts import eventually, lives
 
 LEASE = ("--lease-seconds", "60")
 SOON_SECONDS = 20.0
@@ -70,11 +72,18 @@ def test_a_body_that_outlasts_the_grace_period_is_cancelled(crew: Crew, outside:
     assert rows.recoveries() == 0
 
 
-def test_a_run_whose_body_is_in_a_thread_is_handed_back_last(crew: Crew, outside: Outside, rows: Rows) -> None:
-    """Nothing ends a thread but the end of the process: until then nobody else may begin the step."""
+UNSTOPPABLE = [gated_sync, gated_elsewhere, gated_stubbornly]
+
+
+@pytest.mark.parametrize("flow", UNSTOPPABLE, ids=lambda flow: str(flow.name))
+def test_a_run_whose_body_cannot_be_stopped_is_handed_back_last(
+    crew: Crew, outside: Outside, rows: Rows, flow: Workflow[[str], str]
+) -> None:
+    """Nothing ends a thread, or a body that swallows its cancellation, but the end of the process: until then nobody else
+    may begin the step."""
     worker = crew.hire(*LEASE, "--grace-seconds", "0.5")
     worker.wait_ready()
-    (threaded,) = start(crew.dsn, gated_sync, [("sync",)])
+    (stuck,) = start(crew.dsn, flow, [("stuck",)])
     (other,) = start(crew.dsn, gated, [("async",)])
     eventually(lambda: outside.busy() == 2, "both bodies run")
     heir = crew.hire(*LEASE)
@@ -84,13 +93,35 @@ def test_a_run_whose_body_is_in_a_thread_is_handed_back_last(crew: Crew, outside
 
     eventually(lambda: len(outside.calls(str(other))) == 2, "the other run goes on elsewhere")
     assert worker.process.wait(SOON_SECONDS) == 0
-    eventually(lambda: len(outside.calls(str(threaded))) == 2, "the run with a thread goes on elsewhere")
-    outside.open_gate("sync")
+    eventually(lambda: len(outside.calls(str(stuck))) == 2, "the run that was stuck goes on elsewhere")
+    outside.open_gate("stuck")
     outside.open_gate("async")
     rows.wait_ended(2)
     assert {call.pid for call in outside.calls() if call.completed} == {heirs_child}
     assert outside.overlaps == []
     assert rows.recoveries() == 0
+
+
+@pytest.mark.parametrize("flow", UNSTOPPABLE, ids=lambda flow: str(flow.name))
+def test_an_orphan_whose_body_cannot_be_stopped_hands_nothing_back(
+    crew: Crew, outside: Outside, rows: Rows, flow: Workflow[[str], str]
+) -> None:
+    """Its parent was killed: it ends within 2 seconds, and others wait for its lease to end."""
+    worker = crew.hire("--lease-seconds", "4")
+    (child,) = worker.wait_ready()
+    (stuck,) = start(crew.dsn, flow, [("stuck",)])
+    eventually(outside.busy, "the body runs")
+    heir = crew.hire("--lease-seconds", "4")
+    heir.wait_ready()
+
+    worker.kill()
+
+    eventually(lambda: not lives(child), "the child is gone")
+    eventually(lambda: len(outside.calls(str(stuck))) == 2, "the run goes on elsewhere")
+    outside.open_gate("stuck")
+    rows.wait_ended(1)
+    assert outside.overlaps == []
+    assert rows.outputs([stuck]) == {stuck: ("succeeded", "stuck")}
 
 
 def test_a_thread_that_ends_in_time_is_recorded(crew: Crew, outside: Outside, rows: Rows) -> None:
@@ -111,14 +142,15 @@ def test_a_thread_that_ends_in_time_is_recorded(crew: Crew, outside: Outside, ro
 
 def test_a_rolling_deploy_repeats_nothing(crew: Crew, outside: Outside, rows: Rows) -> None:
     """Workers replaced one after another under load: every body is called once, nobody recovers anything."""
-    runs, steps = 30, 60
+    runs, steps, turns = 30, 60, 4
     staff = [crew.hire(*LEASE, "--grace-seconds", "60") for _ in range(2)]
     for worker in staff:
         worker.wait_ready()
     started = start(crew.dsn, chain, [(steps, 0.1, 0.3)] * runs)
 
-    for turn in range(4):
-        calls = outside.count + runs
+    for turn in range(turns):
+        # Shares of all calls: what is called while workers come and go may be more than one share, never more than all.
+        calls = runs * steps * (turn + 1) // (turns + 2)
         eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
         leaving, staff[turn % 2] = staff[turn % 2], crew.hire(*LEASE, "--grace-seconds", "60")
         staff[turn % 2].wait_ready()

@@ -85,6 +85,21 @@ def pass_gate_sync(name: str) -> str:
     return name
 
 
+async def pass_gate_elsewhere(name: str) -> str:
+    """Async, and its work is in a thread: a cancellation ends only the wait for it."""
+    return await asyncio.to_thread(pass_gate_sync, name)
+
+
+async def pass_gate_stubbornly(name: str) -> str:
+    """Async, and swallows its cancellations."""
+    async with calling() as (reader, writer):
+        answer = asyncio.ensure_future(_ask(reader, writer, f"/gate/{name}"))
+        while not answer.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(answer)
+    return name
+
+
 # --- workflows --------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +142,18 @@ async def gated(gate: str, before: int = 0, after: int = 0) -> list[Any]:
 async def gated_sync(gate: str) -> str:
     """A body in a thread that waits for the test."""
     return await step(pass_gate_sync, gate)
+
+
+@workflow
+async def gated_elsewhere(gate: str) -> str:
+    """A body that leaves a thread behind when it is cancelled."""
+    return await step(pass_gate_elsewhere, gate)
+
+
+@workflow
+async def gated_stubbornly(gate: str) -> str:
+    """A body that cannot be cancelled."""
+    return await step(pass_gate_stubbornly, gate)
 
 
 async def quiet(number: int) -> int:
