@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replaykit.interfaces.output import STATE_STYLES, ago, duration, error_type, moment, one_line, seconds_between
+from replaykit.runtime.inspect import error_words
 
 __all__ = ["draw_run", "draw_runs", "draw_workers", "state_text"]
 
@@ -271,7 +272,7 @@ def _error_line(error: Any) -> str:
     if not isinstance(error, dict):
         return one_line(error)
     line = f" ({error['line']})" if error.get("line") else ""
-    message = str(error.get("message", "")).partition("\n")[0]
+    message = error_words(error).partition("\n")[0]
     return f"{error_type(error)}: {message}{line}"
 
 
@@ -279,7 +280,7 @@ def _error_text(error: Any) -> str:
     """The error in full: type, message, the user's line, and the notes, which hold the traceback of a step's body."""
     if not isinstance(error, dict):
         return json.dumps(error)
-    lines = [f"{error_type(error)}: {error.get('message', '')}"]
+    lines = [f"{error_type(error)}: {error_words(error)}"]
     if error.get("line"):
         lines.append(f"at {error['line']}")
     notes = error.get("notes") or [error.get("traceback") or ""]

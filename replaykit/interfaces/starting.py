@@ -14,7 +14,7 @@ import click
 from replaykit.errors import RunCancelled, RunFailed, RunHeld, WorkflowUnknown
 from replaykit.interfaces.output import console, error_type, print_json, say
 from replaykit.runtime.client import Client, Handle
-from replaykit.runtime.inspect import Inspector
+from replaykit.runtime.inspect import Inspector, error_words
 from replaykit.runtime.target import Target
 
 __all__ = ["parse_values", "start_run"]
@@ -150,7 +150,7 @@ def _print(answer: dict[str, Any], waited: bool) -> None:
         click.echo(json.dumps(answer["result"], ensure_ascii=False))
     else:
         error = answer.get("error") or {}
-        why = f"{error_type(error)}: {error['message']}" if error else answer.get("reason")
+        why = f"{error_type(error)}: {error_words(error)}" if error else answer.get("reason")
         place = f" ({error['line']})" if error.get("line") else ""
         say(f"run {answer['id']} {_BECAME.get(answer['state'], answer['state'])}{f': {why}{place}' if why else ''}")
 

@@ -12,7 +12,7 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, overload
 
 from replaykit.errors import ConfigurationError, Gone, OutsideRun
 from replaykit.replay.execution import Execution, current_execution
@@ -143,7 +143,7 @@ class Step(StepCall):
 
     def options(
         self,
-        *,
+        *misplaced: Never,
         name: str | None = None,
         key: str | None = None,
         retry: BaseRetrying | Unset | None = UNSET,
@@ -165,17 +165,27 @@ class Step(StepCall):
         Raises:
             ConfigurationError: an option that cannot work as given.
         """
+        _refuse_bare("step.options", misplaced)
         return StepCall(_policy(name, key, retry, timeout, durability))
 
     def policy(
         self,
-        *,
+        *misplaced: Never,
         name: str | None = None,
         retry: BaseRetrying | Unset | None = UNSET,
         timeout: Moment | Unset | None = UNSET,
         durability: Literal["sync", "async"] | Unset = UNSET,
     ) -> Callable[[F], F]:
-        """Declare the same options on the function, which stays a plain function."""
+        """Declare the same options on the function, which stays a plain function.
+
+        Raises:
+            ConfigurationError: an option that cannot work as given, or no parentheses: `@step.policy` alone.
+        """
+        if len(misplaced) == 1 and callable(misplaced[0]):
+            raise ConfigurationError(
+                f"@step.policy on {_told(describe(misplaced[0]))} says nothing: write @step.policy(retry=..., timeout=...)"
+            )
+        _refuse_bare("step.policy", misplaced)
         declared = _policy(name, None, retry, timeout, durability)
 
         def declare(function: F) -> F:
@@ -244,6 +254,19 @@ async def _plain_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return await asyncio.to_thread(fn, *args, **kwargs)
 
 
+def _told(info: FunctionInfo) -> str:
+    return info.label if info.name is None else f"{info.name} ({info.line})"
+
+
+def _refuse_bare(what: str, misplaced: tuple[Any, ...]) -> None:
+    if misplaced:
+        one = misplaced[0]
+        name = _told(describe(one)) if callable(one) else repr(one)
+        raise ConfigurationError(
+            f"{what} was given {name} by place: it takes options by name alone, and what it returns takes the function"
+        )
+
+
 class Workflow(Generic[P, T]):
     """An async function whose runs survive. Made by `@workflow`.
 
@@ -256,11 +279,11 @@ class Workflow(Generic[P, T]):
         self.fn = fn
         self.info: FunctionInfo = describe(fn)
         if not self.info.is_async:
-            raise ConfigurationError(f"@workflow on {fn!r}: a workflow is an async function (`async def`)")
+            raise ConfigurationError(f"@workflow on {_told(self.info)}: a workflow is an async function (`async def`)")
         chosen = name if name is not None else getattr(fn, "__name__", None)
         if chosen is None or chosen == "<lambda>":
             raise ConfigurationError(
-                f"@workflow on {fn!r}: it has no name of its own; give one with @workflow(name=...)"
+                f"@workflow on {_told(self.info)}: it has no name of its own; give one with @workflow(name=...)"
             )
         self.name = check_name(chosen, "workflow")
         self.module: str = getattr(fn, "__module__", "?")

@@ -103,13 +103,14 @@ def result_outcome(info: FunctionInfo, value: Any, started_at: int, settings: Se
         text, decoded = info.encode_result(value)
         check_size(text, settings.payload_bytes_max, "the result")
     except NotJournalable as refused:
-        return error_outcome(refused, started_at)
+        return error_outcome(info.refused_result(refused), started_at, info.line)
     return BodyOutcome(Outcome.OK, text, None, decoded, started_at)
 
 
-def error_outcome(error: BaseException, started_at: int) -> BodyOutcome:
-    """A body raised: the error as the journal rebuilds it, so that the first run sees what a replay sees."""
-    text = encode_error(error)
+def error_outcome(error: BaseException, started_at: int, line: str = "") -> BodyOutcome:
+    """A body raised: the error as the journal rebuilds it, so that the first run sees what a replay sees. `line` is to blame
+    where the body's code did not raise it."""
+    text = encode_error(error, line)
     return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
 
 

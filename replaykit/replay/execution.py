@@ -448,6 +448,7 @@ class Execution:
         root = self._root
         assert root is not None and root.done()
         error: BaseException | None = self._fatal
+        line = ""
         if error is None and root.cancelled() and self._cancels:
             self.ended = Ended(None, None, cancelled=True)
             self.loop.stopped = True
@@ -460,11 +461,11 @@ class Execution:
                 check_size(text, self._payload_bytes_max, "the workflow's result")
                 self.ended = Ended(text, None)
             except NotJournalable as refused:
-                error = refused
+                error, line = self.info.refused_result(refused), self.info.line
         elif not root.cancelled():
             root.exception()
         if error is not None:
-            self.ended = Ended(None, encode_error(error), died_of=self._died_of(error))
+            self.ended = Ended(None, encode_error(error, line), died_of=self._died_of(error))
         self.loop.stopped = True
 
     def _died_of(self, error: BaseException) -> int | None:
@@ -536,7 +537,7 @@ def _step_name(function: Callable[..., Any], info: FunctionInfo, policy: Policy 
     if policy is not None and policy.name is not None:
         return policy.name  # checked where it was declared
     if info.name is None:
-        raise ConfigurationError(f"{function!r} has no name of its own: step.options(name=...)(...) gives it one")
+        raise ConfigurationError(f"{info.label} has no name of its own: step.options(name=...)(...) gives it one")
     name = _CHECKED.get(info.name)
     if name is None:
         name = check_name(info.name, "step")

@@ -19,9 +19,10 @@ from typing import Any, Final
 from replaykit.errors import NotJournalable, StepFailed
 from replaykit.replay.codec import tagged
 from replaykit.replay.jsontext import escape, parse, unescape
+from replaykit.replay.loop import DO_IN_A_STEP
 from replaykit.replay.tags import class_named, name_of, revive
 
-__all__ = ["decode_error", "encode_error", "error_summary"]
+__all__ = ["decode_error", "encode_error", "error_summary", "error_words"]
 
 _MESSAGE_CHARS_MAX: Final = 64 * 1024  # a message is for people and `except` clauses, a payload is not
 _TRACEBACK_CHARS_MAX: Final = 16 * 1024  # its head and tail: enough for both ends of a deep one
@@ -49,15 +50,20 @@ _BUILTIN_ATTRIBUTES: Final[tuple[tuple[type[BaseException], tuple[str, ...]], ..
 )
 
 
-def encode_error(error: BaseException) -> str:
+def encode_error(error: BaseException, line: str = "") -> str:
     """JSON text of an exception. Never raises: what can't be read of it is left out.
+
+    Args:
+        error: the exception.
+        line: what to blame for it where no line of the user's raised it.
 
     The object has `type`, `message`, `line` (the innermost line of user code), `args`, and where there are any
     `attributes`, `notes`, `members`, `cause` (what it was raised from) or `context` (what was being handled), `traceback`,
     `left_out` (names of what could not be recorded).
     """
     try:
-        return _dump(_describe(error, 0, _CAUSES_MAX, [_MEMBERS_MAX]))
+        found = _describe(error, 0, _CAUSES_MAX, [_MEMBERS_MAX])
+        return _dump({**found, "line": line} if line else found)
     except Exception as defect:  # RecursionError, MemoryError, an attribute that raises: the entry is owed all the same
         return _dump(
             {
@@ -84,9 +90,26 @@ def error_summary(text: str) -> tuple[str, str, str]:
     """`(type, message, line)` of a recorded error, for people; `line` is empty when it is not known. Never raises."""
     try:
         found = parse(unescape(text))
-        return str(found.get("type", "Exception")), str(found.get("message", "")), str(found.get("line", ""))
+        return str(found.get("type", "Exception")), error_words(found), str(found.get("line", ""))
     except Exception:
         return "Exception", text[:200], ""
+
+
+def error_words(found: dict[str, Any]) -> str:
+    """The message of a recorded error; of a group that of its first member too, and of one that a library made of an
+    attempt to reach outside of the run what the workflow should do instead. Never raises."""
+    words = str(found.get("message", ""))
+    inner = found
+    for _ in range(_DEPTH_MAX + _CAUSES_MAX):
+        below = (inner.get("members") or [inner.get("cause") or inner.get("context")])[0]
+        if not isinstance(below, dict):
+            break
+        is_member = bool(inner.get("members"))
+        inner, message = below, str(below.get("message", ""))
+        leaf = is_member and not below.get("members")
+        if (leaf or message.endswith(DO_IN_A_STEP)) and message not in words:
+            words += f": {str(below.get('type', 'Exception')).removeprefix('builtins.')}: {message}"
+    return words
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

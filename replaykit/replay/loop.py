@@ -27,6 +27,9 @@ __all__ = ["RunFuture", "RunLoop", "RunTask", "Scope"]
 _GONE_MAX: Final = 1_000
 _POLLING_AFTER: Final = 1_000  # callbacks in one drain after which it looks for a library that polls
 _POLLS_MAX: Final = 100
+DO_IN_A_STEP: Final = "reaches outside the run and would not replay: do this in a step"
+"""What is said of all that would."""
+
 _SCOPE_CHARS_MAX: Final = 700  # leaves room for a name of 200 bytes and a count in KEY_BYTES_MAX
 _MASK: Final = (1 << 64) - 1
 
@@ -499,7 +502,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.problems.append(context)
 
     def _refuse(self, method: str) -> NoReturn:
-        raise RuntimeError(f"loop.{method}() reaches outside the run and would not replay: do this in a step")
+        raise RuntimeError(f"loop.{method}() {DO_IN_A_STEP}")
 
 
 def _refusal(method: str, is_async: bool) -> Callable[..., Any]:

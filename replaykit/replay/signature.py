@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from replaykit.errors import ConfigurationError, NotJournalable
-from replaykit.replay.codec import Codec, Masked, codec_for, misfit
+from replaykit.replay.codec import ITERATED, Codec, Masked, codec_for, misfit
 from replaykit.replay.secrets import NOT_HANDED_OVER, REFUSED
 from replaykit.replay.tags import a, name_of
 
@@ -166,6 +166,8 @@ class FunctionInfo:
                         f"$.{name}: {a(value)} belongs to the run's own tasks, and a body is none of them: what it put there "
                         "would be missing in a replay. Pass values, and let the body return its own"
                     ) from None
+                if (path := codec.emptied(value)) is not None:
+                    raise NotJournalable(f"$.{name}{path}: {ITERATED}") from None
                 live[name] = value
                 parts.append(f"{prefix}{json.dumps({_OPAQUE: name_of(type(value))})}")
             else:
@@ -292,6 +294,10 @@ class FunctionInfo:
         """
         return self.result.encode_checked(value)
 
+    def refused_result(self, error: NotJournalable) -> NotJournalable:
+        """The same refusal, with whose result it is of: its own line is one of ours."""
+        return NotJournalable(f"{error} (the result of {self.label})")
+
     def decode_result(self, text: str) -> Any:
         """A fresh result from a recorded one. Raises ValueError when it does not fit today's annotation."""
         return self.result.decode(text)
@@ -365,7 +371,7 @@ def same_input(info: FunctionInfo, recorded: str, bound: BoundInput) -> bool:
                 continue
             value = codec.decode(a) if a is not None else _default(p)
             other = codec.decode(b) if b is not None else _default(p)
-            if not codec.equal(value, other):
+            if not codec.alike(value, other):
                 return False
         return all(name in info._parameters for name in theirs)
     except Exception:  # of an author's validator, too: what today's annotations can't read is not the same

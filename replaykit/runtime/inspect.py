@@ -25,9 +25,10 @@ from replaykit.postgres.onlookers import (
     shown_workers,
 )
 from replaykit.postgres.runs import find_run, parse_runs
+from replaykit.replay.failures import error_words
 from replaykit.runtime.target import Target
 
-__all__ = ["Inspector"]
+__all__ = ["Inspector", "error_words"]
 
 Row = dict[str, Any]
 T = TypeVar("T")

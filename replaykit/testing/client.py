@@ -24,7 +24,7 @@ from replaykit.replay.entries import Entry, Kind, Outcome, State
 from replaykit.replay.failures import decode_error
 from replaykit.runtime import client as real
 from replaykit.runtime.client import Handle, RunInfo
-from replaykit.runtime.named import bind_by_schema
+from replaykit.runtime.named import Caller, bind_by_schema
 from replaykit.runtime.target import Target
 from replaykit.runtime.watcher import ENDED
 from replaykit.testing.clock import VirtualClock, moment_of
@@ -250,7 +250,7 @@ class _Session:
         engine.begin_run()
         return started
 
-    async def bind(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    async def bind(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: Caller) -> str:
         """The input of a start by name, as JSON text."""
         return bind_by_schema(name, self._engine.workflow(name).info.schema(), args, kwargs)
 

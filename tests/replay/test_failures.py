@@ -21,6 +21,7 @@ import sqlalchemy.exc
 from replaykit.errors import NotJournalable, StepFailed
 from replaykit.replay import tags
 from replaykit.replay.failures import decode_error, encode_error, error_summary
+from replaykit.replay.loop import DO_IN_A_STEP
 
 
 class ApiError(Exception):
@@ -382,3 +383,31 @@ def test_every_builtin_exception_is_recorded() -> None:
 
         assert type(twin) in (cls, StepFailed), name
         assert str(twin) == str(error), name
+
+
+def test_a_group_is_summed_up_with_its_first_member() -> None:
+    """The innermost: a TaskGroup's own words say nothing of what happened."""
+
+    inner = ExceptionGroup("inner", [ValueError("bad\nmore"), KeyError("k")])
+    text = encode_error(ExceptionGroup("outer", [inner, OSError("x")]))
+
+    assert error_summary(text)[1] == "outer (2 sub-exceptions): ValueError: bad\nmore"
+
+
+def test_what_reached_outside_is_said_whatever_a_library_made_of_it() -> None:
+    """The way out stands first, not somewhere in a chain of causes."""
+
+    refusal = RuntimeError(f"loop.getaddrinfo() {DO_IN_A_STEP}")
+    error = ConnectionError("All connection attempts failed")
+    error.__cause__ = ExceptionGroup("several", [refusal])
+    plain = ConnectionError("no route")
+    plain.__cause__ = OSError("gone")
+
+    assert error_summary(encode_error(error))[1] == f"All connection attempts failed: RuntimeError: {refusal}"
+    assert error_summary(encode_error(plain))[1] == "no route"
+
+
+def test_a_line_that_is_to_blame_goes_before_the_one_that_raised() -> None:
+    """Of a result that is refused no line of the user's is."""
+
+    assert error_summary(encode_error(ValueError("x"), "shop.py:3"))[2] == "shop.py:3"

@@ -418,11 +418,12 @@ async def test_a_start_in_sql_that_does_not_fit_is_held_with_the_words_of_a_star
 ) -> None:
     """Nobody could check it at the start: path and reason, without the value."""
 
-    (run_id,) = sql.execute("select replaykit.start('checkout', %s::json)", [given]).fetchone() or ()
+    row = sql.execute("select replaykit.start('checkout', %s::json)", [given]).fetchone()
     sql.commit()
+    assert row is not None
 
     with pytest.raises(RunHeld) as held:
-        await client.handle(run_id).result(timeout=20)
+        await client.handle(row[0]).result(timeout=20)
     assert held.value.reason.endswith(f"shop.py:{checkout.info.line.rpartition(':')[2]}): {reason}")
 
 

@@ -135,7 +135,9 @@ async def test_a_secret_in_clear_that_nobody_could_refuse_holds_its_run(dsn: str
 
     with psycopg.connect(dsn, autocommit=True) as sql:
         call = json.dumps({"args": ["ada"], "kwargs": {"key": SECRET}})
-        (run_id,) = sql.execute("select replaykit.start('hold_dear', %s::json)", [call]).fetchone() or ()
+        row = sql.execute("select replaykit.start('hold_dear', %s::json)", [call]).fetchone()
+        assert row is not None
+        run_id = row[0]
         async with Client(dsn) as client, Worker(client, workflows=[hold_dear]):
             with pytest.raises(RunHeld) as held:
                 await client.handle(run_id).result()
