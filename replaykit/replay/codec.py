@@ -24,11 +24,13 @@ import inspect
 import json
 import marshal
 import math
+import re
 import types
 import typing
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, Final, cast
 
 import pydantic
@@ -40,9 +42,21 @@ from pydantic.json_schema import GenerateJsonSchema
 from replaykit.errors import NotJournalable, ReplaykitError
 from replaykit.replay import secrets
 from replaykit.replay.jsontext import INT_DIGITS_MAX, compact, escape, has_huge_int, parse, sorted_keys, unescape
-from replaykit.replay.tags import DEPTH_MAX, a, is_fixed, is_plain, key_text, revive, sort_pairs, tag
+from replaykit.replay.tags import (
+    DEPTH_MAX,
+    HUGE_INT,
+    a,
+    is_cache,
+    is_fixed,
+    is_plain,
+    key_text,
+    revive,
+    slots_beyond,
+    sort_pairs,
+    tag,
+)
 
-__all__ = ["Codec", "Masked", "codec_for", "misfit", "path_of_secret", "tagged"]
+__all__ = ["ITERATED", "Codec", "Masked", "codec_for", "misfit", "path_of_secret", "tagged"]
 
 
 class Codec(ABC):
@@ -52,11 +66,13 @@ class Codec(ABC):
         stable: the text itself is canonical, for equal values have equal texts.
         exact: what encodes without an error comes back equal, so that no comparison is owed.
         secretive: the annotation has a place for a secret.
+        declared: those of `int`, `float` and `str` that the annotation names: an equal value of another class becomes one.
     """
 
     stable: bool = False
     exact: bool = False
     secretive: bool = False
+    declared: frozenset[type] = frozenset((int, float, str))
 
     @abstractmethod
     def encode(self, value: Any) -> str:
@@ -87,19 +103,25 @@ class Codec(ABC):
         """The twin of `value`, decoded from its encoding. Raises NotJournalable when the two are not equal."""
         try:
             twin = self.decode(text)
-        except Exception as error:  # also what an author's own validator raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also what an author's own validator raises, a SystemExit for one
             raise NotJournalable(self.unreadable(value, error)) from None
         self.compare(value, twin)
         return twin
 
-    def unreadable(self, value: Any, error: Exception) -> str:
+    def unreadable(self, value: Any, error: BaseException) -> str:
         """The sentence for a value whose text `decode` refuses with `error`."""
         return f"$: {a(value)} does not come back from its own JSON ({misfit(error)}){_open_instead(value)}"
 
     def compare(self, value: Any, twin: Any) -> None:
         """Raise NotJournalable, with the path of the first part that differs, unless `twin` may stand for `value`."""
         if not self.exact and not self.equal(value, twin):
-            raise NotJournalable(_difference(value, twin))
+            raise NotJournalable(_difference(value, twin, self.declared))
+
+    def emptied(self, value: Any) -> str | None:
+        """The path of a generator inside `value` that `encode` has read, so that it is empty now; None if there is none."""
+        return None
 
     def mask(self, value: Any) -> tuple[str, Masked] | None:
         """The text of a value that holds secrets, each as `***`, and the value itself to be made anew for a body.
@@ -110,6 +132,9 @@ class Codec(ABC):
         try:
             with secrets.kept(found):
                 numbered = self.encode(value)
+            met = set(map(id, found))
+            if any(id(secret) not in met for _, secret in _found_in(value, _is_secret)):
+                return None  # a serializer of the author's writes it
             with secrets.masked():
                 return self.encode(value), Masked(self, numbered, found)
         except NotJournalable:
@@ -117,7 +142,11 @@ class Codec(ABC):
 
     def equal(self, value: Any, twin: Any) -> bool:
         """Whether `twin` may stand for `value`: equal and of the same classes, or of those that were declared."""
-        return _same(value, twin, 0) and not _hides(value, twin)
+        return _same(value, twin, 0, self.declared) and not _hides(value, twin, self.declared)
+
+    def alike(self, value: Any, other: Any) -> bool:
+        """Whether two decoded values mean the same, in all that their records tell apart."""
+        return self.equal(value, other)
 
     def canonical(self, text: str) -> str:
         """The form of `text` that is digested: keys sorted; members of sets were sorted when they were encoded."""
@@ -187,7 +216,6 @@ def _choose(annotation: Any) -> Codec:
         return _Tagged(annotation)  # no schema for it (a client), or not this one (typing.TypedDict on 3.11)
 
 
-_HUGE_INT: Final = f"$: cannot journal an int of more than {INT_DIGITS_MAX:,} digits"
 _CONCRETE: Final = (
     list,
     dict,
@@ -235,6 +263,8 @@ def _is_open(annotation: Any) -> bool:
 class _Tagged(Codec):
     """JSON as it is, and tags for what JSON has no form for."""
 
+    declared = frozenset()
+
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
         self._adapter: TypeAdapter[Any] | None = None
@@ -245,9 +275,9 @@ class _Tagged(Codec):
         try:
             text = escape(compact(plain))
         except ValueError:
-            raise NotJournalable(_HUGE_INT) from None
+            raise NotJournalable(HUGE_INT) from None
         if len(text) > INT_DIGITS_MAX and has_huge_int(text):
-            raise NotJournalable(_HUGE_INT)
+            raise NotJournalable(HUGE_INT)
         return text
 
     def decode(self, text: str) -> Any:
@@ -265,7 +295,10 @@ class _Tagged(Codec):
         return super().canonical(text)
 
     def equal(self, value: Any, twin: Any) -> bool:
-        return _same(value, twin, 0)  # a tag keeps the class and whatever `==` does not see
+        return _same(value, twin, 0, self.declared)  # a tag keeps the class and whatever `==` does not see
+
+    def alike(self, value: Any, other: Any) -> bool:
+        return super().equal(value, other)
 
     def from_json(self, value: Any) -> Any:
         adapter = self._schema()
@@ -307,6 +340,13 @@ _CONFIG: Final[pydantic_core.CoreConfig] = {
 _SORTED_ON_WRITING: Final = "replaykit.sorted"
 _READS_SECRET: Final = {"type": "no-info", "function": secrets.read}
 _OPAQUE_KEYS: Final = frozenset({"metadata", "default", "default_factory", "cls", "expected", "members"})
+_BY_NAME: Final = ("fields", "choices")  # dicts whose keys are the author's: a field may be called `default`
+_OPEN_SCHEMAS: Final = frozenset({"any", "is-instance", "is-subclass", "callable", "function-plain"})
+_LIKE_OPAQUE: Final = '{"~type"'
+_UNFIT: Final = re.compile(r"<(iterator|part) (\d+)>")
+
+ITERATED: Final = "an iterator can be read only once, and recording it would leave none of it: give a list or a tuple"
+"""Why a value with an iterator is not journaled."""
 
 # Schemas whose JSON is the same for equal values.
 _PLAIN_SCHEMAS: Final = frozenset(
@@ -332,17 +372,27 @@ class _Typed(Codec):
         nodes = list(_nodes(schema))
         kinds = {node["type"] for node in nodes}
         self.secretive = any((n.get("function") or {}) == _READS_SECRET for n in nodes)
+        self.declared = frozenset(kind for kind in (int, float, str) if kind.__name__ in kinds) | _literal_text(nodes)
+        self._authored = any(map(_is_authored, nodes))
         self.stable = kinds <= _PLAIN_SCHEMAS and not any(map(_is_unordered, nodes))
         self._dump = _serializer(schema).to_json
         self._load = _validator(schema).validate_json
 
     def encode(self, value: Any) -> str:
+        if type(value) is types.GeneratorType:  # pydantic would read it to its end
+            raise NotJournalable(f"$: cannot journal {a(value)}")
+        if self._authored and secrets.is_refusing() and (path := path_of_secret(value)) is not None:
+            raise NotJournalable(f"${path}: {secrets.REFUSED}")
         try:
             text = escape(self._dump(value, by_alias=False, round_trip=True, warnings="error").decode())
-        except Exception as error:  # also what an author's own serializer raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also what an author's own serializer raises
             raise NotJournalable(self._why(value, error)) from None
+        if text.startswith(_LIKE_OPAQUE):
+            text = f"{{ {text[1:]}"  # a dict of the user's: a space tells it from an argument that has no record
         if len(text) > INT_DIGITS_MAX and has_huge_int(text):
-            raise NotJournalable(_HUGE_INT)
+            raise NotJournalable(HUGE_INT)
         return text
 
     def decode(self, text: str) -> Any:
@@ -356,48 +406,163 @@ class _Typed(Codec):
     def json_schema(self) -> dict[str, Any]:
         return _json_schema(self._adapter)
 
-    def _why(self, value: Any, error: Exception) -> str:
+    def emptied(self, value: Any) -> str | None:
+        return next((path for path, one in _found_in(value, _is_generator) if one is not value), None)
+
+    def _why(self, value: Any, error: BaseException) -> str:
         """The sentence for a value that pydantic does not serialize. Never quotes the value: it may be a secret."""
-        if "SecretMet" in str(error):
+        said = _said(error)
+        if "SecretMet" in said:
             return f"${path_of_secret(value) or ''}: {secrets.REFUSED}"
+        unfit = _UNFIT.search(said)
+        at = next(_found_in(value, lambda one: id(one) == int(unfit[2])), None) if unfit else None
+        where = f"${at[0]}" if at else "$"
+        if unfit and unfit[1] == "iterator":
+            return f"{where}: {ITERATED}"
         try:
             tag(value)
         except NotJournalable as found:
             return str(found)
+        if unfit and at:
+            return f"{where}: {a(at[1])} where Any holds JSON: annotate it with its own type{_open_instead(value)}"
         try:
             self._adapter.validate_python(value, by_alias=False, by_name=True)
         except pydantic.ValidationError as found:
             return f"{misfit(found)} (declared {_short(self._annotation)})"
         except Exception:
             pass  # a validator of the author's that raises something of its own says no more than the first error
-        if "surrogate" in str(error):
+        if "surrogate" in said:
             return f"$: cannot journal text with a lone surrogate inside of {_short(self._annotation)}"
         return f"$: cannot journal {a(value)} as {_short(self._annotation)} ({type(error).__name__})"
 
 
-def _prepare(schema: Any) -> Any:
-    """A core schema with our config in every model and dataclass, which else bring their own, and with sets sorted."""
+def _prepare(schema: Any, extra: bool = False, shared: dict[str, Any] | None = None) -> Any:
+    """A core schema as our codec needs it.
+
+    Our config is in every model and dataclass, which else bring their own; sets are sorted; a secret is never given to
+    an author's serializer; what is left open holds JSON; and no iterator is read.
+
+    Args:
+        schema: a part of a core schema.
+        extra: the model around it takes extra fields.
+        shared: definitions by their name.
+    """
     if isinstance(schema, dict):
+        if shared is None:
+            shared = {node["ref"]: node for node in _nodes(schema) if "ref" in node}
         if secrets.is_secret_schema(schema):
             return secrets.core_schema_of(schema)
-        made = {key: value if key in _OPAQUE_KEYS else _prepare(value) for key, value in schema.items()}
-        kind = made.get("type")
-        if kind in ("model", "dataclass", "typed-dict"):
-            made["config"] = {**made.get("config", {}), **_CONFIG}
-        elif kind in ("set", "frozenset") and "serialization" not in made:
-            inner = {key: value for key, value in made.items() if key != "ref"}
-            made["serialization"] = {
-                "type": "function-wrap",
-                "function": _sorted_members,
-                "schema": inner,
-                "when_used": "json",
-            }
-        return made
+        kind = schema.get("type")
+        if kind in ("model", "typed-dict", "dataclass"):
+            found = schema.get("extra_behavior") or (schema.get("config") or {}).get("extra_fields_behavior")
+            extra = found == "allow"
+        made = {}
+        for key, value in schema.items():
+            if key in _BY_NAME and isinstance(value, dict):
+                made[key] = {name: _prepare(part, extra, shared) for name, part in value.items()}
+            else:
+                made[key] = value if key in _OPAQUE_KEYS else _prepare(value, extra, shared)
+        return _with_writer(made, schema, extra, shared) if isinstance(kind, str) else made
     if isinstance(schema, list):
-        return [_prepare(item) for item in schema]
+        return [_prepare(item, extra, shared) for item in schema]
     if isinstance(schema, tuple):
-        return tuple(_prepare(item) for item in schema)
+        return tuple(_prepare(item, extra, shared) for item in schema)
     return schema
+
+
+def _with_writer(made: dict[str, Any], schema: dict[str, Any], extra: bool, shared: dict[str, Any]) -> dict[str, Any]:
+    """A prepared part of a core schema with the serializer that it needs."""
+    kind = made["type"]
+    writer = made.get("serialization")
+    if isinstance(writer, dict):
+        by_author = str(writer.get("type")).startswith("function") and _holds_secret(schema, shared, set())
+        if (
+            by_author or writer.get("type") == "any"
+        ):  # SerializeAsAny: the instance's own serializer, whatever it writes
+            del made["serialization"]
+    if kind in ("model", "dataclass", "typed-dict"):
+        made["config"] = {**made.get("config", {}), **_CONFIG}
+    if kind in ("model-fields", "typed-dict") and (made.get("extra_behavior") == "allow" or extra):
+        made.setdefault("extras_schema", _JSON_ONLY)
+    if "serialization" in made:
+        return made
+    if kind == "generator":
+        made["serialization"] = {"type": "function-plain", "function": _unread}
+    elif (
+        kind in _OPEN_SCHEMAS or (kind == "list" and "items_schema" not in made) or (kind == "dict" and _is_bare(made))
+    ):
+        made["serialization"] = _JSON_ONLY["serialization"]
+    elif kind in ("set", "frozenset"):
+        inner = {"items_schema": _JSON_ONLY, **{key: value for key, value in made.items() if key != "ref"}}
+        made["serialization"] = {
+            "type": "function-wrap",
+            "function": _sorted_members,
+            "schema": inner,
+            "when_used": "json",
+        }
+    return made
+
+
+def _is_bare(schema: dict[str, Any]) -> bool:
+    return "keys_schema" not in schema and "values_schema" not in schema
+
+
+def _holds_secret(schema: Any, shared: dict[str, Any], seen: set[str]) -> bool:
+    """Whether a part of a core schema has a place for a secret in it."""
+    for node in _nodes(schema):
+        if secrets.is_secret_schema(node):
+            return True
+        name = node.get("schema_ref")
+        if isinstance(name, str) and name not in seen and name in shared:
+            seen.add(name)
+            if _holds_secret(shared[name], shared, seen):
+                return True
+    return False
+
+
+def _is_authored(node: dict[str, Any]) -> bool:
+    """Whether a serializer of the author's writes this part."""
+    writer = node.get("serialization")
+    if not isinstance(writer, dict) or not str(writer.get("type", "")).startswith("function"):
+        return False
+    module = str(getattr(writer.get("function"), "__module__", ""))
+    return module.partition(".")[0] not in ("pydantic", "pydantic_core") and not module.startswith("replaykit.replay.")
+
+
+def _literal_text(nodes: list[dict[str, Any]]) -> frozenset[type]:
+    """`str` when a literal names a text: a member of a StrEnum may stand for it. True is no literal 1."""
+    literals = (node.get("expected") or () for node in nodes if node["type"] == "literal")
+    return frozenset((str,)) if any(type(one) is str for found in literals for one in found) else frozenset()
+
+
+class _Unfit(ValueError):
+    """A part has no JSON in its place; the message has its identity, for pydantic passes on nothing else."""
+
+
+def _unread(value: Any) -> Any:
+    raise _Unfit(f"<iterator {id(value)}>")
+
+
+def _json_only(value: Any) -> Any:
+    """`value`, where an annotation leaves a type open: no class that JSON would hide, and no secret."""
+    kind = type(value)
+    if kind in _AS_JSON:
+        return value
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                _json_only(key)
+            if type(item) not in _AS_JSON:
+                _json_only(item)
+    elif kind in (list, tuple, set, frozenset, collections.deque):
+        for item in value:
+            if type(item) not in _AS_JSON:
+                _json_only(item)
+    elif isinstance(value, secrets.SECRETS):
+        raise secrets.SecretMet("secrets are never written")
+    else:
+        raise _Unfit(f"<{'iterator' if isinstance(value, Iterator) else 'part'} {id(value)}>")
+    return value
 
 
 def _sorted_members(value: Any, encode: Any) -> Any:
@@ -411,7 +576,10 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
         if isinstance(schema.get("type"), str):
             yield schema
         for key, value in schema.items():
-            if key not in _OPAQUE_KEYS:
+            if key in _BY_NAME and isinstance(value, dict):
+                for part in value.values():
+                    yield from _nodes(part)
+            elif key not in _OPAQUE_KEYS:
                 yield from _nodes(value)
     elif isinstance(schema, (list, tuple)):
         for item in schema:
@@ -457,6 +625,9 @@ def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
         return {}
 
 
+_JSON_ONLY: Final = {"type": "any", "serialization": {"type": "function-plain", "function": _json_only}}
+
+
 # --- scalars: what most steps have; a call of pydantic's serializer costs 1 us, of these 0.1 to 0.3 -------------------
 
 
@@ -482,12 +653,12 @@ class _Scalar(Codec):
 
 class _Int(_Scalar):
     def encode(self, value: Any) -> str:
-        if not isinstance(value, int):
+        if type(value) is not int and not _may_stand_for(value, 0, self.declared):
             raise NotJournalable(_misplaced(value, "int"))
         try:
             return int.__repr__(value)  # of True and of an IntEnum's member, too
         except ValueError:
-            raise NotJournalable(_HUGE_INT) from None
+            raise NotJournalable(HUGE_INT) from None
 
 
 class _Bool(_Scalar):
@@ -509,7 +680,7 @@ class _None(_Scalar):
 class _Float(_Scalar):
     def encode(self, value: Any) -> str:
         if type(value) is not float:
-            if not isinstance(value, (int, float)):
+            if not _may_stand_for(value, 0.0, self.declared):
                 raise NotJournalable(_misplaced(value, "float"))
             try:
                 number = float(value)
@@ -565,24 +736,50 @@ _SCALARS: Final[tuple[tuple[Any, Codec], ...]] = (
 # --- comparing and explaining -----------------------------------------------------------------------------------------
 
 
-def _same(value: Any, twin: Any, depth: int) -> bool:
-    if not _may_stand_for(value, twin) or depth > DEPTH_MAX:
+def _same(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
+    """Whether `twin` equals `value`, part by part where `==` can't tell: NaN, and classes without a comparison."""
+    if not _may_stand_for(value, twin, declared) or depth > DEPTH_MAX:
         return False
     try:
         if value == twin:
             return True
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return False  # an array, for one, has no truth
-    if isinstance(value, (float, decimal.Decimal, complex)):
+    if isinstance(value, (float, decimal.Decimal)):
         return bool(value != value and twin != twin)
+    if isinstance(value, complex):
+        return _same(value.real, twin.real, depth, declared) and _same(value.imag, twin.imag, depth, declared)
+    if isinstance(value, enum.Enum):
+        return False
     if isinstance(value, (set, frozenset)):
         return len(value) == len(twin) and _nan_apart(value) == _nan_apart(twin)
-    if not isinstance(value, _COMPARED_BY_PARTS) and not _by_identity(value):
+    if isinstance(value, dict):
+        return _same_members(value, twin, depth + 1, declared)
+    if not isinstance(value, _COMPARED_BY_PARTS) and not _by_identity(value) and not _is_plain_dataclass(type(value)):
         return False
     mine, other = _parts(value), _parts(twin)
     if not mine or [name for name, _ in mine] != [name for name, _ in other]:
         return _by_identity(value) and not mine and not other
-    return all(_same(x, y, depth + 1) for (_, x), (_, y) in zip(mine, other, strict=True))
+    return all(_same(x, y, depth + 1, declared) for (_, x), (_, y) in zip(mine, other, strict=True))
+
+
+def _same_members(value: dict[Any, Any], twin: dict[Any, Any], depth: int, declared: frozenset[type]) -> bool:
+    """Dicts by their keys, which are compared as values too; keys that no lookup finds (NaN) by their order."""
+    if len(value) != len(twin):
+        return False
+    pairs = [(item, twin[key]) for key, item in value.items() if key in twin]
+    if len(pairs) < len(value):
+        lost, other = [key for key in value if key not in twin], [key for key in twin if key not in value]
+        if len(lost) != len(other) or not all(map(_same, lost, other, repeat(depth), repeat(declared))):
+            return False
+        pairs += [(value[key], twin[twin_key]) for key, twin_key in zip(lost, other, strict=True)]
+    return all(_same(x, y, depth, declared) for x, y in pairs)
+
+
+def _is_plain_dataclass(cls: type[Any]) -> bool:
+    return dataclasses.is_dataclass(cls) and bool(_compares_all(cls))
 
 
 def _by_identity(value: Any) -> bool:
@@ -591,15 +788,19 @@ def _by_identity(value: Any) -> bool:
     return own is object.__eq__
 
 
-_COMPARED_BY_PARTS: Final = (dict, list, tuple, collections.deque, BaseModel)
+_COMPARED_BY_PARTS: Final = (list, tuple, collections.deque, BaseModel)
 
 
-def _may_stand_for(value: Any, twin: Any) -> bool:
+def _may_stand_for(value: Any, twin: Any, declared: frozenset[type]) -> bool:
     kind = type(twin)
     if type(value) is kind:
         return True
+    if kind not in declared:
+        return False
     if kind is float or kind is int:
-        return isinstance(value, int) or (kind is float and isinstance(value, float))
+        if not isinstance(value, int) and not (kind is float and isinstance(value, float)):
+            return False
+        return isinstance(value, enum.Enum) or not getattr(value, "__dict__", None)  # a unit of its own would be lost
     return kind is str and isinstance(value, str) and isinstance(value, enum.Enum)
 
 
@@ -610,16 +811,20 @@ def _nan_apart(members: Any) -> tuple[frozenset[Any], int]:
 
 # Of equal values of these classes nothing is left to see; float and int are told apart by their class.
 _ATOMS: Final = frozenset((int, str, float, bool, type(None), bytes, dt.date, dt.timedelta, decimal.Decimal, uuid.UUID))
+_AS_JSON: Final = frozenset((*_ATOMS, dt.datetime, dt.time, complex))  # what pydantic writes by its class
 _MARSHAL_VERSION: Final = 2  # without references, which tell shared parts from equal ones
 
 
-def _hides(value: Any, twin: Any) -> bool:
+_Walk = Callable[[Any, Any, int, frozenset[type]], bool]
+
+
+def _hides(value: Any, twin: Any, declared: frozenset[type]) -> bool:
     """`_loses`, with a way of C speed for values made of builtins alone: marshal refuses subclasses."""
     if type(value) in _ATOMS and type(value) is type(twin):
         return False
     if type(value) in (list, dict, tuple) and _same_builtins(value, twin):
         return False
-    return _loses(value, twin, 0)
+    return _loses(value, twin, 0, declared)
 
 
 def _same_builtins(value: Any, twin: Any) -> bool:
@@ -629,7 +834,7 @@ def _same_builtins(value: Any, twin: Any) -> bool:
         return False
 
 
-def _loses(value: Any, twin: Any, depth: int) -> bool:
+def _loses(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
     """Whether equal values differ in what `==` does not see.
 
     That is the class of a part (a named tuple in a list of tuples), a zone, a fold, a deque's maxlen, a default factory,
@@ -637,15 +842,15 @@ def _loses(value: Any, twin: Any, depth: int) -> bool:
     """
     kind = type(value)
     if kind is not type(twin):
-        return not _may_stand_for(value, twin)
+        return not _may_stand_for(value, twin, declared)
     if kind in _ATOMS or depth > DEPTH_MAX:
         return False
     walk = _walk_of(kind)  # type: ignore[arg-type]
-    return walk is not None and walk(value, twin, depth + 1)
+    return walk is not None and walk(value, twin, depth + 1, declared)
 
 
 @functools.lru_cache(1_024)
-def _walk_of(kind: type[Any]) -> Callable[[Any, Any, int], bool] | None:
+def _walk_of(kind: type[Any]) -> _Walk | None:
     """How parts of a value of this class are compared; None when it has none that we know of."""
     for base, walk in _WALKS:
         if issubclass(kind, base):
@@ -653,12 +858,12 @@ def _walk_of(kind: type[Any]) -> Callable[[Any, Any, int], bool] | None:
     return _loses_fields if dataclasses.is_dataclass(kind) else None
 
 
-def _loses_moment(value: Any, twin: Any, depth: int) -> bool:
+def _loses_moment(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
     zones = value.tzinfo, twin.tzinfo
     return value.fold != twin.fold or not (zones[0] is zones[1] or (is_fixed(zones[0]) and is_fixed(zones[1])))
 
 
-def _loses_items(value: Any, twin: Any, depth: int) -> bool:
+def _loses_items(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
     kinds = list(map(type, value))
     if kinds == list(map(type, twin)):
         if _ATOMS.issuperset(kinds):
@@ -667,44 +872,53 @@ def _loses_items(value: Any, twin: Any, depth: int) -> bool:
         alike = _is_flat(one) and kinds.count(one) == len(kinds)  # many of one model
         if alike and _same_builtins([item.__dict__ for item in value], [item.__dict__ for item in twin]):
             return False
-    return any(_loses(x, y, depth) for x, y in zip(value, twin, strict=True))
+    return any(_loses(x, y, depth, declared) for x, y in zip(value, twin, strict=True))
 
 
-def _loses_queue(value: Any, twin: Any, depth: int) -> bool:
-    return value.maxlen != twin.maxlen or _loses_items(value, twin, depth)
+def _loses_queue(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
+    return value.maxlen != twin.maxlen or _loses_items(value, twin, depth, declared)
 
 
-def _loses_members(value: dict[Any, Any], twin: dict[Any, Any], depth: int) -> bool:
+def _loses_members(value: dict[Any, Any], twin: dict[Any, Any], depth: int, declared: frozenset[type]) -> bool:
     names = list(value)
     if names != list(twin) and all(name in twin for name in names):  # equal, in another order
         by_value = {name: name for name in twin}
         twin = {by_value[name]: twin[name] for name in names}
-    return _loses_items(names, list(twin), depth) or _loses_items(list(value.values()), list(twin.values()), depth)
+    if _loses_items(names, list(twin), depth, declared):
+        return True
+    return _loses_items(list(value.values()), list(twin.values()), depth, declared)
 
 
-def _loses_factory(value: Any, twin: Any, depth: int) -> bool:
-    return value.default_factory is not twin.default_factory or _loses_members(value, twin, depth)
+def _loses_factory(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
+    return value.default_factory is not twin.default_factory or _loses_members(value, twin, depth, declared)
 
 
-def _loses_set(value: Any, twin: Any, depth: int) -> bool:
+def _loses_set(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
     by_value = {item: item for item in twin}
-    return any(_loses(item, by_value.get(item, item), depth) for item in value)
+    return any(_loses(item, by_value.get(item, item), depth, declared) for item in value)
 
 
-def _loses_fields(value: Any, twin: Any, depth: int) -> bool:
+def _loses_fields(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
     if _is_flat(type(value)) and _same_builtins(value.__dict__, twin.__dict__):  # type: ignore[arg-type]
         return False
     mine, other = _fields(value), _fields(twin)
     if mine.keys() != other.keys():
         return True
-    if not _compares_all(type(value)) and not all(_same(item, other[name], depth) for name, item in mine.items()):  # type: ignore[arg-type]
+    compares_all: bool = _compares_all(type(value))  # type: ignore[arg-type]
+    if not compares_all and not all(_same(item, other[name], depth, declared) for name, item in mine.items()):
         return True
-    return _loses_members(mine, other, depth)
+    return _loses_members(mine, other, depth, declared)
 
 
-_WALKS: Final[tuple[tuple[type, Callable[[Any, Any, int], bool]], ...]] = (
+def _loses_sign(value: Any, twin: Any, depth: int, declared: frozenset[type]) -> bool:
+    pairs = (value.real, twin.real), (value.imag, twin.imag)
+    return any(x == x and math.copysign(1, x) != math.copysign(1, y) for x, y in pairs)
+
+
+_WALKS: Final[tuple[tuple[type, _Walk], ...]] = (
     (dt.datetime, _loses_moment),
     (dt.time, _loses_moment),
+    (complex, _loses_sign),
     (collections.defaultdict, _loses_factory),
     (dict, _loses_members),
     (list, _loses_items),
@@ -735,15 +949,22 @@ def _is_flat(cls: type[Any]) -> bool:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Fields of a model or dataclass; of a model extra fields and private attributes as well, and no cached_property."""
+    """Fields of a model or dataclass, and what else was set on it: extra fields, private attributes; no cached_property."""
+    cls = type(value)
+    beyond = slots_beyond(cls)  # type: ignore[arg-type]
+    more = {name: getattr(value, name) for name in beyond if hasattr(value, name)} if beyond else {}
     if not isinstance(value, BaseModel):
-        return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        own: dict[str, Any] = getattr(value, "__dict__", {})
+        if own.keys() - found.keys():
+            more |= {name: item for name, item in own.items() if name not in found and not is_cache(cls, name)}
+        return found | more if more else found
     found = value.__dict__
-    fields = type(value).__pydantic_fields__
+    fields = cls.__pydantic_fields__
     if len(found) > len(fields):
-        found = {name: item for name, item in found.items() if name in fields}
+        found = {name: item for name, item in found.items() if name in fields or not is_cache(cls, name)}
     extra, private = value.__pydantic_extra__, value.__pydantic_private__
-    return {**found, **(extra or {}), **(private or {})} if extra or private else found
+    return {**found, **(extra or {}), **(private or {}), **more} if extra or private or more else found
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -754,20 +975,55 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{n}]", item) for n, item in enumerate(value)]
     if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return [(f".{name}", item) for name, item in _fields(value).items()]
-    return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+    found = [(f".{name}", getattr(value, name)) for name in slots_beyond(type(value)) if hasattr(value, name)]  # type: ignore[arg-type]
+    return found + [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
 
 
-def _difference(value: Any, twin: Any) -> str:
+_WALKED_MAX: Final = 10_000
+_NOT_WALKED: Final = (type, types.ModuleType, types.FunctionType, enum.Enum, str, bytes, int, float)
+
+
+def _found_in(value: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """What is wanted among the parts of a value, each with its path. Looks at the first 10,000 parts of a vast one."""
+    seen: dict[int, Any] = {}  # keeps the parts, so that no identity is used twice
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting and len(seen) < _WALKED_MAX:
+        path, one = waiting.pop()
+        if wanted(one):
+            yield path, one
+            continue
+        if isinstance(one, _NOT_WALKED) or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        parts = [(f"[{n}]", part) for n, part in enumerate(one)] if isinstance(one, (set, frozenset)) else _parts(one)
+        if isinstance(one, dict):
+            parts += [(f".keys()[{n}]", key) for n, key in enumerate(one) if type(key) is not str]
+        waiting += [(path + name, part) for name, part in reversed(parts)]
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, secrets.SECRETS)
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, types.GeneratorType)
+
+
+def _difference(value: Any, twin: Any, declared: frozenset[type]) -> str:
     """The sentence for a value that does not come back: the path of the first part that differs, and how."""
     path, whole = "", value
     for _ in range(DEPTH_MAX):
-        if not _may_stand_for(value, twin):
+        if not _may_stand_for(value, twin, declared):
             return f"${path}: {a(value)} would come back as {a(twin)}: annotate it with its own type"
         mine, other = _parts(value), _parts(twin)
-        if isinstance(value, dt.datetime) or [name for name, _ in mine] != [name for name, _ in other]:
+        names = [name for name, _ in other]
+        if isinstance(value, dt.datetime) or [name for name, _ in mine] != names:
+            lost = [] if isinstance(value, dict) else [name for name, _ in mine if name not in names]
+            if lost:
+                return f"${path}{lost[0]}: not a field of {type(value).__qualname__}, so it would be lost"
             break
         for (name, part), (_, part_twin) in zip(mine, other, strict=True):
-            if not _same(part, part_twin, 0) or _loses(part, part_twin, 0):
+            if not _same(part, part_twin, 0, declared) or _loses(part, part_twin, 0, declared):
                 path, value, twin = path + name, part, part_twin
                 break
         else:
@@ -788,19 +1044,21 @@ def _open_instead(value: Any) -> str:
     return ": an open annotation (Any) at the door would keep it" if kept else ""
 
 
-def path_of_secret(value: Any, depth: int = 0) -> str | None:
+def path_of_secret(value: Any) -> str | None:
     """The path of the first secret in a value (`.order.card`), None when it has none."""
-    if isinstance(value, secrets.SECRETS):
+    return next((path for path, _ in _found_in(value, _is_secret)), None)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an author's own __str__
         return ""
-    if depth < DEPTH_MAX:
-        for name, part in _parts(value):
-            path = path_of_secret(part, depth + 1)
-            if path is not None:
-                return name + path
-    return None
 
 
-def misfit(error: Exception) -> str:
+def misfit(error: BaseException) -> str:
     """One sentence for JSON or a value that does not fit: path and reason, without the value."""
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -810,7 +1068,8 @@ def misfit(error: Exception) -> str:
         return str(error)
     if type(error) is not ValueError:
         return f"$: {type(error).__name__}"
-    return str(error) if str(error).startswith("$") else f"$: {error}"
+    said = _said(error)
+    return said if said.startswith("$") else f"$: {said}"
 
 
 def _short(annotation: Any) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "Secret",
     "SecretMet",
     "core_schema_of",
+    "is_refusing",
     "is_secret_schema",
     "kept",
     "masked",
@@ -170,12 +171,26 @@ def read(text: Any) -> Any:
     raise ValueError("a secret is never read from a record")
 
 
+def is_refusing() -> bool:
+    """Whether a secret may not be written at all now."""
+    return _mood.get() is None
+
+
 def is_secret_schema(schema: dict[str, Any]) -> bool:
-    """Whether a part of a core schema is a secret: pydantic's have no other mark than the function that hides them."""
-    function = (schema.get("serialization") or {}).get("function")
-    return getattr(function, "__module__", "") in ("pydantic.types", __name__) and str(
-        getattr(function, "__name__", "")
-    ).startswith("_serialize_secret")
+    """Whether a part of a core schema is a secret.
+
+    Told by what its validator makes, for an author may have put another serializer in the place of the one that hides it.
+    """
+    kind = schema.get("type")
+    if kind == "lax-or-strict":
+        return is_secret_schema(schema.get("lax_schema") or {})
+    if kind != "json-or-python":
+        return False
+    made = ((schema.get("json_schema") or {}).get("function") or {}).get("function")
+    if isinstance(made, type):
+        return issubclass(made, SECRETS)
+    module, name = getattr(made, "__module__", ""), str(getattr(made, "__qualname__", ""))
+    return module == "pydantic.types" and name.startswith("Secret.__get_pydantic_core_schema__")
 
 
 def core_schema_of(schema: dict[str, Any]) -> dict[str, Any]:

@@ -31,24 +31,29 @@ from pydantic import BaseModel
 
 from replaykit.errors import NotJournalable
 from replaykit.replay import secrets
-from replaykit.replay.jsontext import sorted_keys
+from replaykit.replay.jsontext import INT_DIGITS_MAX, sorted_keys
 
 __all__ = [
     "DEPTH_MAX",
+    "HUGE_INT",
     "a",
     "class_named",
+    "is_cache",
     "is_fixed",
     "is_plain",
     "key_text",
     "name_of",
     "remember_modules",
     "revive",
+    "slots_beyond",
     "sort_pairs",
     "tag",
 ]
 
 DEPTH_MAX: Final = 150
 """Levels of nesting in one value: pydantic's parser gives up at about 200, and a tag adds a level of its own."""
+
+HUGE_INT: Final = f"$: cannot journal an int of more than {INT_DIGITS_MAX:,} digits"
 
 _LEAVES: Final = frozenset({type(None), bool, int, str})
 
@@ -74,6 +79,10 @@ def tag(value: Any) -> Any:
         raise NotJournalable(f"${path if len(path) <= 200 else path[:200] + '…'}: {refused}") from None
     except RecursionError:
         raise NotJournalable("$: cannot journal a value nested this deep") from None
+    except ValueError as error:  # members of a set are sorted by their text
+        if "digits" not in str(error):
+            raise
+        raise NotJournalable(HUGE_INT) from None
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -233,7 +242,7 @@ def _tag_instance(value: Any, kind: type, depth: int) -> Any:
     if isinstance(value, enum.Flag):
         return {"~flag": [_class_name(kind), value.value]}
     if isinstance(value, enum.Enum):
-        return {"~enum": [_class_name(kind), value.name]}
+        return {"~enum": _tag_member(value, kind)}
     if isinstance(value, BaseModel):
         return _tag_model(value, depth)
     if dataclasses.is_dataclass(kind):
@@ -243,6 +252,13 @@ def _tag_instance(value: Any, kind: type, depth: int) -> Any:
             raise _Refused(f"cannot journal {a(value)} with attributes of its own")
         return {"~namedtuple": [_class_name(kind), _tag_items(value, depth)]}
     raise _Refused(f"cannot journal {a(value)}")
+
+
+def _tag_member(value: enum.Enum, kind: type) -> list[Any]:
+    found = [_class_name(kind), value.name]
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names and type(value.value) in _LEAVES:
+        found.append(value.value)  # other Pythons may call it by another name: HTTPStatus(413)
+    return found
 
 
 def _tag_items(items: Iterable[Any], depth: int) -> list[Any]:
@@ -293,6 +309,7 @@ def _tag_dataclass(value: Any, depth: int) -> Any:
     names = [field.name for field in dataclasses.fields(cls)]
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     _refuse_extra(cls, attributes.keys() - names)
+    _refuse_slots(cls, value)
     members = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return {"~dataclass": [_class_name(cls), _tag_members(members, depth)]}
 
@@ -301,6 +318,7 @@ def _tag_model(value: BaseModel, depth: int) -> Any:
     cls = type(value)
     fields = cls.__pydantic_fields__
     _refuse_extra(cls, set(value.__dict__) - set(fields))
+    _refuse_slots(cls, value)
     members = [(name, item) for name, item in value.__dict__.items() if name in fields]
     parts: list[Any] = [_class_name(cls), _tag_members(members, depth)]
     for more in (value.__pydantic_extra__, value.__pydantic_private__):
@@ -311,11 +329,39 @@ def _tag_model(value: BaseModel, depth: int) -> Any:
 
 def _refuse_extra(cls: type, names: set[str]) -> None:
     for name in sorted(names):
-        # a cache fills itself again, and typing leaves the parameters of a generic where no program looks
-        if name != "__orig_class__" and not isinstance(getattr(cls, name, None), functools.cached_property):
+        if not is_cache(cls, name):
             refused = _Refused(f"not a field of {cls.__qualname__}, so it would be lost")
             refused.path.append(f".{name}")
             raise refused
+
+
+def _refuse_slots(cls: type, value: Any) -> None:
+    beyond = slots_beyond(cls)
+    if beyond:
+        _refuse_extra(cls, {name for name in beyond if hasattr(value, name)})
+
+
+def is_cache(cls: type, name: str) -> bool:
+    """Whether an attribute fills itself again, or is what typing leaves on a generic, where no program looks."""
+    return name == "__orig_class__" or isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+@functools.lru_cache(1_024)
+def slots_beyond(cls: type) -> tuple[str, ...]:
+    """Slots of a class and its bases that are none of its fields, by the names of their attributes."""
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set[str]()
+    found: dict[str, None] = {}
+    for base in cls.__mro__:
+        if base.__module__ == "pydantic.main":
+            continue
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and name.endswith("__"):
+                continue
+            mangled = f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            if mangled not in fields:
+                found[mangled] = None
+    return tuple(found)
 
 
 def _tag_moment(name: str) -> Callable[[Any, int], Any]:
@@ -400,6 +446,16 @@ _WRITERS: Final[dict[type, Callable[[Any, int], Any]]] = {
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def _revive_member(body: Any) -> Any:
+    cls = _class_of(body[0], enum.Enum)
+    try:
+        return cls[body[1]]
+    except KeyError:
+        if len(body) < 3:
+            raise
+        return cls(body[2])
+
+
 def _revive_dataclass(body: Any) -> Any:
     cls = _class_of(body[0], object)
     if not dataclasses.is_dataclass(cls):
@@ -478,7 +534,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~counter": lambda b: collections.Counter(dict(_pairs(b))),
     "~defaultdict": lambda b: collections.defaultdict(None if b[0] is None else _FACTORIES[b[0]], _pairs(b[1])),
     "~deque": lambda b: collections.deque(map(revive, b[1]), b[0]),
-    "~enum": lambda b: _class_of(b[0], enum.Enum)[b[1]],
+    "~enum": _revive_member,
     "~flag": lambda b: _class_of(b[0], enum.Flag)(b[1]),
     "~namedtuple": lambda b: tuple.__new__(_class_of(b[0], tuple), map(revive, b[1])),
     "~dataclass": _revive_dataclass,
@@ -502,4 +558,11 @@ def a(value: Any) -> str:
 
 def key_text(key: Any) -> str:
     """A key of a dict as it stands in a path."""
-    return repr(key) if isinstance(key, (str, int, float, bool, type(None))) else a(key)
+    if not isinstance(key, (str, int, float, bool, type(None))):
+        return a(key)
+    try:
+        return repr(key)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an int of too many digits, a __repr__ of the author's
+        return a(key)
