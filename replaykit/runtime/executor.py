@@ -458,7 +458,8 @@ class Executor:
             return
         if self._goes_on(call.key):  # of the try before, or of this run's last claim in this process
             self.postponed.append(action)
-            self.shop.leftovers.when_over((self.run.id, call.key), self.tick)
+            if self.shop.leftovers.when_over((self.run.id, call.key), self.tick):
+                log.info("step_waits", run_id=str(self.run.id), step=call.key, attempt=action.attempt)
             return
         try:
             args, kwargs = call.info.fresh_arguments(call.input)

@@ -49,9 +49,12 @@ class Leftovers:
     def __contains__(self, step: object) -> bool:
         return step in self._things
 
-    def when_over(self, step: Step, call: Callable[[], object]) -> None:
-        """Call it once nothing of this step goes on; it does now. The same call is made once."""
-        self._waiting.setdefault(step, {})[call] = None
+    def when_over(self, step: Step, call: Callable[[], object]) -> bool:
+        """Call it once nothing of this step goes on; something does now. False: this call was asked for already."""
+        calls = self._waiting.setdefault(step, {})
+        asked = call in calls
+        calls[call] = None
+        return not asked
 
     def steps(self) -> set[Step]:
         """Those of which something goes on. From any thread."""

@@ -328,6 +328,34 @@ async def test_the_error_of_a_strategy_is_the_steps_error(dsn: str, rows: Rows, 
     assert len(SEEN[str(handle.id)]) == 1
 
 
+TOLD: list[tuple[Any, ...]] = []
+
+
+def longer(state: Any) -> float:
+    """As long as the call says."""
+    TOLD.append((state.fn.__name__, state.args, state.kwargs))
+    return float(state.args[0]) / 1_000
+
+
+@workflow
+async def told(sync: bool) -> str:
+    """Waits by its own arguments."""
+    call = step.options(retry=AsyncRetrying(wait=longer, stop=stop_after_attempt(2)))
+    return await (call(knock_sync, times=1) if sync else call(knock, 1))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_strategies_are_told_the_bodys_call(dsn: str, rows: Rows, sync: bool) -> None:
+    """Its function, and the arguments that the body had, in the order of its parameters."""
+    TOLD.clear()
+    _, result = await run(dsn, told, sync)
+
+    assert result == "come in"
+    assert [("knock_sync" if sync else "knock", (1,), {})] == TOLD
+    ((_, _, _, _, wait),) = rows.ask(ATTEMPTS)
+    assert wait.total_seconds() == 0.001
+
+
 async def once_more() -> int:
     """Asks for another try itself."""
     if seen() < 3:
@@ -426,10 +454,10 @@ async def test_the_page_that_says_how_is_right(dsn: str, page: Any, monkeypatch:
     real = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda: real(transport=httpx.MockTransport(bank)))
 
-    handle, result = await run(dsn, page.checkout, "order-42", 500)
+    handle, result = await run(dsn, page.collect, "order-42", 500)
     assert (result, len(keys), len(set(keys))) == ("r-1", 3, 1)
 
-    hurried, error = await run(dsn, page.checkout_in_a_hurry, "order-42", 500)
+    hurried, error = await run(dsn, page.collect_in_a_hurry, "order-42", 500)
     assert "ConnectError" in (type(error).__name__, getattr(error, "type", "").rpartition(".")[2])
     assert len(keys) == 4
 

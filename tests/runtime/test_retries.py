@@ -280,6 +280,66 @@ def test_own_strategies_are_plain_or_async_functions_of_the_state() -> None:
     assert not hasattr(retry._local, "statistics")
 
 
+def test_strategies_are_told_the_call_and_what_tenacity_counts() -> None:
+    """Function, arguments and statistics, as tenacity's own loop gives them; the object itself, which many runs share,
+    keeps nothing."""
+    seen: list[Any] = []
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        seen.append((state.fn, state.args, state.kwargs, dict(state.retry_object.statistics)))
+        return 1.0
+
+    retry = AsyncRetrying(wait=wait)
+    asked = decide(
+        retry,
+        tries=3,
+        elapsed_seconds=11.0,
+        idle_seconds=6.0,
+        error=KNOCK,
+        function=is_none,
+        arguments=((1,), {"card": "visa"}),
+    )
+    assert asyncio.run(asked).wait_seconds == 1.0
+
+    ((function, args, kwargs, statistics),) = seen
+    assert (function, args, kwargs) == (is_none, (1,), {"card": "visa"})
+    assert statistics == {
+        "start_time": 0.0,
+        "attempt_number": 3,
+        "idle_for": 6.0,
+        "delay_since_first_attempt": 11.0,
+    }
+    assert retry.statistics == {}
+
+
+class Thoughtless:
+    """A strategy that forgets its return."""
+
+    def __call__(self, state: tenacity.RetryCallState) -> Any:
+        return None
+
+
+def forgetful(state: tenacity.RetryCallState) -> Any:
+    """The same as a function."""
+
+
+def wordy(state: tenacity.RetryCallState) -> Any:
+    """Says it in words."""
+    return "3"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [(forgetful, "wait=forgetful"), (Thoughtless(), "wait=Thoughtless"), (wordy, "wait=wordy of retry= returned '3'")],
+)
+def test_a_wait_that_is_no_number_is_told_by_the_strategys_name(strategy: Any, said: str) -> None:
+    """In one sentence, with the try's error as its cause."""
+    with pytest.raises(TypeError, match=f"{said}.* it must return seconds, as a number; 0 is no wait") as caught:
+        ask(AsyncRetrying(wait=strategy))
+
+    assert caught.value.__cause__ is KNOCK
+
+
 @pytest.mark.parametrize(
     ("given", "wait"),
     [
