@@ -432,7 +432,7 @@ class Driver:
         uncommitted = (*(old.unit.entries if old.unit is not None else ()), *old._entries)
         kept = dict(old._kept)
         for entry in uncommitted:
-            if entry.kind == Kind.STEP:
+            if entry.kind == Kind.STEP and entry.reuses is None:  # what is used again is found again
                 outcome = BodyOutcome(
                     Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, entry.started_at or 0
                 )
@@ -460,7 +460,11 @@ class Driver:
     def take_actions(self) -> list[Action]:
         """What to start and to stop now."""
         actions, self._actions = self._actions, []
-        return actions
+        execution = self.execution
+        if execution.hold_reason is None and execution.ended is None:
+            return actions
+        # What came later in the same turn has held or ended the run: what was to begin in it does not.
+        return [a for a in actions if type(a) is not StartBody or self.may_begin(a.call.key)]
 
     @property
     def next_wake(self) -> int | None:

@@ -34,6 +34,7 @@ from replaykit.replay.entries import (
     MailKind,
     Park,
     State,
+    Unit,
     Verdict,
 )
 from replaykit.replay.execution import Execution
@@ -99,6 +100,7 @@ class Story:
     given_up: list[str] = field(default_factory=list)
     bodies: dict[str, StartBody] = field(default_factory=dict)
     driver: Driver | None = None
+    refuses: Callable[[Unit], bool] = lambda _: False  # the mailbox has moved on before this unit
     settings: Settings = field(default_factory=Settings)
     _ids: int = 0
 
@@ -192,7 +194,7 @@ class Story:
             unit = driver.next_unit()
             if unit is None:
                 return
-            if unit.wakes is not None and unit.wakes != self.wakes:
+            if (unit.wakes is not None and unit.wakes != self.wakes) or self.refuses(unit):
                 driver.verdict(Verdict.STALE, None, self.now)
             else:
                 self.journal += [replace(e) for e in unit.entries]

@@ -13,7 +13,7 @@ import pytest
 from replaykit.limits import Settings
 from replaykit.replay.calls import now, sleep, step, workflow
 from replaykit.replay.driver import timeout_outcome
-from replaykit.replay.entries import Kind, State
+from replaykit.replay.entries import Kind, State, Unit
 from tests.replay.drive import echo, other
 from tests.replay.story import SECOND, Again, Began, Story, TimedOut
 
@@ -880,3 +880,34 @@ def test_a_try_with_another_input_than_the_first_has_another_idempotency_key() -
     keys = [b.idempotency_key for b in story.began]
     assert [b.input for b in story.began] == [5, 900, 5]
     assert keys[0] == keys[2] != keys[1]
+
+
+def test_a_result_that_was_used_again_survives_a_refused_commit_as_what_it_is() -> None:
+    """A rebuild finds it again where it was set aside; it is no body's outcome of this process."""
+
+    @workflow
+    async def both() -> list[int]:
+        results = await asyncio.gather(
+            step.options(name="a")(echo, 1), step.options(name="b")(echo, 2), return_exceptions=True
+        )
+        errors = [r for r in results if isinstance(r, Exception)]
+        if errors:
+            raise errors[0]
+        return [r for r in results if isinstance(r, int)]
+
+    refused: list[int] = []
+
+    def refuses(unit: Unit) -> bool:
+        once_more = not refused and any(e.reuses is not None for e in unit.entries)
+        refused.extend([1] * once_more)
+        return once_more
+
+    story = Story(both, once("a"), refuses=refuses).play()
+    story.retry()
+    story.play()
+    assert refused
+
+    again = [e for e in story.journal if e.key == "b" and e.reuses is not None]
+    assert story.result == [1, 2]
+    assert [(e.reuses, e.attempt) for e in again] == [(2, 1)]
+    assert count(story)["b"] == 1
