@@ -24,7 +24,7 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.runs ## a pipeline over docs/, killed half-way with SIGKILL and finished by another process (about 20 s)
+demo: $(VENV)/.runs ## a pipeline over docs/, killed half-way with SIGKILL and finished by another process (20 s; the first time 2 min, for pip)
 	@$(PY) docs/tutorial/pipeline/demo.py
 
 test: $(VENV)/.develops ## the tests, on a real Postgres that they start themselves

@@ -83,9 +83,10 @@ def test_the_django_project_starts_a_run_with_its_order_and_executes_it(dsn: str
 
     pytest.importorskip("django")
     with psycopg.connect(dsn, autocommit=True) as sql:
-        sql.execute("create table shop_order (id serial primary key, customer text, paid bool default false)")
+        run_python(dsn, "-m", "django", "migrate")
+        run_python(dsn, "-m", "django", "makemigrations", "--check", "--dry-run")
         ordered, failed = json.loads(run_python(dsn, "-c", BROWSER))
-        numbers = sql.execute("select count(*) from shop_order").fetchone()
+        numbers = sql.execute("select count(*) from django_shop_order").fetchone()
         keys = sql.execute("select key, state from replaykit.runs").fetchall()
         with background(dsn, "-m", "django", "run_worker") as worker:
             until(sql, "select state from replaykit.runs", "succeeded")
@@ -94,7 +95,7 @@ def test_the_django_project_starts_a_run_with_its_order_and_executes_it(dsn: str
 
         assert numbers == (1,)
         assert (failed, keys) == (500, [(f"order {ordered['order']}", "pending")])
-        assert sql.execute("select customer, paid from shop_order").fetchall() == [("ann", True)]
+        assert sql.execute("select customer, paid from django_shop_order").fetchall() == [("ann", True)]
         assert sql.execute("select output from replaykit.payloads").fetchall() == [("ann",)]
 
 
@@ -139,14 +140,14 @@ PAGE = EXAMPLES.parent / "how-to" / "start-runs.md"
 
 @dataclass
 class Receipt:
-    """What the page's checkout returns."""
+    """What the page's workflow returns."""
 
     card: str
     cents: int
 
 
 @workflow
-async def checkout(card: str, cents: int = 5) -> Receipt:
+async def pay(card: str, cents: int = 5) -> Receipt:
     """The page's workflow."""
     return Receipt(card, cents)
 
@@ -175,16 +176,16 @@ async def test_the_snippets_of_the_page_run(dsn: str) -> None:
         "Order": Order,
         "SyncClient": SyncClient,
         "UTC": UTC,
-        "checkout": checkout,
         "datetime": datetime,
         "dsn": dsn,
         "engine": engine,
+        "pay": pay,
         "psycopg": psycopg,
         "timedelta": timedelta,
     }
     text = PAGE.read_text(encoding="utf-8")
     snippets = re.findall(r"^```(python|sql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    async with Worker(dsn, workflows=[checkout]):
+    async with Worker(dsn, workflows=[pay]):
         for language, snippet in snippets:
             if language == "sql":
                 with psycopg.connect(dsn) as sql:

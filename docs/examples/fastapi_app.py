@@ -1,6 +1,7 @@
 """A web service that executes its own workflows: one process, no second deployment.
 
-    REPLAYKIT_DATABASE_URL=postgresql://localhost/app uvicorn fastapi_app:app
+    export REPLAYKIT_DATABASE_URL=postgresql://localhost/app
+    replaykit db migrate && uvicorn fastapi_app:app
 
 The worker lives in the app's lifespan: it begins before the first request and drains after the last. Bodies that block
 belong into sync steps, which have threads of their own; for heavy ones run `replaykit worker` beside the service instead.
@@ -32,7 +33,7 @@ async def charge(order: Order) -> str:
 
 
 @workflow
-async def checkout(order: Order) -> str:
+async def take_order(order: Order) -> str:
     """What happens to an order, whatever happens to this process."""
     return await step(charge, order)
 
@@ -40,7 +41,7 @@ async def checkout(order: Order) -> str:
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """The client that the endpoints share, and the worker that executes what they start."""
-    async with Client() as client, Worker(client, workflows=[checkout]):
+    async with Client() as client, Worker(client, workflows=[take_order]):
         app.state.client = client
         yield
 
@@ -52,7 +53,7 @@ app = FastAPI(lifespan=lifespan)
 async def order(order: Order, request: Request) -> dict[str, Any]:
     """Start a run. A customer who sends the order twice gets the same run."""
     client: Client = request.app.state.client
-    handle = await client.options(key=f"order {order.id}").start(checkout, order)
+    handle = await client.options(key=f"order {order.id}").start(take_order, order)
     return {"run": str(handle.id), "created": handle.created}
 
 
@@ -62,7 +63,7 @@ async def run(run: UUID, request: Request) -> dict[str, Any]:
     client: Client = request.app.state.client
     try:
         info = await client.handle(run).info()
-        result = await client.handle(run, checkout).result() if info.state == "succeeded" else None
+        result = await client.handle(run, take_order).result() if info.state == "succeeded" else None
     except RunNotFound as error:
         raise HTTPException(404, str(error)) from error
     return {"state": info.state, "result": result}

@@ -23,10 +23,11 @@ import pytest
 
 from replaykit import Client, Worker
 from replaykit.interfaces.cli import SETTINGS
-from replaykit.interfaces.output import ago, duration, one_line
+from replaykit.interfaces.output import ago, as_json, duration, one_line, printable
 from replaykit.interfaces.starting import parse_values
 from replaykit.limits import Settings
-from replaykit.postgres.onlookers import shown_journal_ends
+from replaykit.postgres.onlookers import parse_rows, shown_journal_ends
+from replaykit.replay.jsontext import escape
 from tests.conftest import remove_home
 from tests.interfaces.conftest import Cli, Said, sentences
 from tests.runtime.shop import checkout, guarded, nap, stuck, total
@@ -99,6 +100,31 @@ def test_start_with_wait_prints_the_result(cli: Cli, worker: None) -> None:
     run_id = cli("runs", "--ids").out.strip()
 
     assert said == (0, '{"card": "visa", "cents": 7}\n', f"replaykit: run {run_id}\n")
+
+
+def test_text_that_postgres_cannot_hold_is_shown_as_it_was(cli: Cli, worker: None) -> None:
+    """NUL, and what a terminal would obey: readable, and in JSON as JSON writes them."""
+
+    said = cli("start", "checkout", r'"a\u0000b\u001b[31m"', "-1", "--wait")
+    run_id = cli("runs", "--ids").out.strip()
+    drawn, row = cli("show", run_id), cli("show", run_id, "--json")
+
+    for text in (said.err, drawn.out):
+        assert r"CardDeclined: a\x00b\x1b[31m: -1" in text
+    assert r'["a\u0000b\u001b[31m", -1]' in drawn.out
+    assert row.json["run"]["error"]["message"] == "a\x00b\x1b[31m: -1"
+    assert not {"\ufdd0", "\ufdd2"} & set(said.err + drawn.out + row.out)
+
+
+def test_a_lone_surrogate_is_read_as_it_was_and_written_so_that_any_stream_takes_it() -> None:
+    """In sentences as Python writes it, in JSON as JSON does."""
+
+    (row,) = parse_rows([('{"message": ' + escape(json.dumps("a\ud800\ufdd0", ensure_ascii=False)) + "}",)])
+
+    assert row == {"message": "a\ud800\ufdd0"}
+    assert printable(row["message"]) == "a\\ud800\ufdd0"
+    assert as_json(row) == '{"message": "a\\ud800\ufdd0"}'
+    assert json.loads(as_json(row)) == row
 
 
 def test_start_as_json_is_an_object_with_id_and_state(cli: Cli, worker: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 
+from django_shop.models import Order
 from django_shop.workflows import fulfil
 from replaykit import SyncClient
 
@@ -14,9 +15,7 @@ client = SyncClient()  # opens nothing before its first use, so that servers may
 def order(request: HttpRequest) -> JsonResponse:
     """Inside `atomic()` Django's own connection is open, and the run is inserted over it."""
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("insert into shop_order (customer) values (%s) returning id", [request.POST["customer"]])
-            number = cursor.fetchone()[0]
+        number = Order.objects.create(customer=request.POST["customer"]).pk
         handle = client.options(key=f"order {number}", conn=connection.connection).start(fulfil, number)
         if request.POST["customer"] == "nobody":
             raise ValueError("an order needs a customer")  # neither the order nor its run was ever there

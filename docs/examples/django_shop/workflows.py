@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from django.db import connection
 
+from django_shop.models import Order
 from replaykit import step, workflow
 
 
 def mark_paid(order: int) -> str:
     """A sync step: it runs in a thread, where Django's ORM and connections are at home."""
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("update shop_order set paid = true where id = %s returning customer", [order])
-            return str(cursor.fetchone()[0])
+        Order.objects.filter(pk=order).update(paid=True)
+        return str(Order.objects.get(pk=order).customer)
     finally:
         connection.close()  # the worker's threads see no end of a request, at which Django would close it
 

@@ -1,7 +1,8 @@
-"""`python manage.py run_worker`: executes the shop's runs until SIGTERM or SIGINT.
+"""`python -m django run_worker`: executes the shop's runs until SIGTERM or SIGINT.
 
-Django is set up by then, so bodies may use its ORM. `replaykit worker django_shop.workflows` does the same with child
-processes, if the module calls `django.setup()` itself.
+`replaykit db migrate` has made replaykit's tables before. Django is set up by then, so bodies may use its ORM.
+`replaykit worker MODULE` does the same with child processes, for a module that calls `django.setup()` before it imports
+`django_shop.workflows`.
 """
 
 from __future__ import annotations
