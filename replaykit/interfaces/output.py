@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "STATE_STYLES",
     "ago",
+    "as_json",
     "console",
     "duration",
     "error_type",
     "moment",
     "one_line",
     "print_json",
+    "printable",
     "say",
     "seconds_between",
 ]
@@ -42,6 +45,10 @@ STATE_STYLES = {
 """How each state of a run looks, everywhere."""
 
 
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _reader_left() -> None:
     """rich would end the program with 1 when the reader of its output leaves; that is no failure of ours."""
     raise BrokenPipeError
@@ -49,13 +56,24 @@ def _reader_left() -> None:
 
 def say(sentence: str) -> None:
     """A sentence for the person, on stderr, so that stdout stays what was asked for."""
-    click.echo(f"replaykit: {sentence}", err=True)
+    click.echo(f"replaykit: {printable(sentence)}", err=True)
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows and any stream takes: control characters and lone surrogates as Python writes them."""
+    return _UNPRINTABLE.sub(lambda odd: odd[0].encode("unicode_escape").decode(), text)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON text for people and programs; what no stream takes stands escaped, as JSON has it."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    return _SURROGATE.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text)
 
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout: indented for a person, one line for a program."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+    click.echo(as_json(value, indent))
 
 
 def console(*, err: bool = False) -> Console:
@@ -112,5 +130,5 @@ def error_type(error: Mapping[str, Any]) -> str:
 
 def one_line(value: Any, width: int = 60) -> str:
     """A JSON value in at most `width` characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = as_json(value)
     return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -12,7 +12,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replaykit.interfaces.output import STATE_STYLES, ago, duration, error_type, moment, one_line, seconds_between
+from replaykit.interfaces.output import (
+    STATE_STYLES,
+    ago,
+    duration,
+    error_type,
+    moment,
+    one_line,
+    printable,
+    seconds_between,
+)
 from replaykit.runtime.inspect import error_words
 
 __all__ = ["draw_run", "draw_runs", "draw_workers", "state_text"]
@@ -264,7 +273,7 @@ def _attempt(attempt: Row, *, last: bool) -> RenderableType:
 
 
 def _sentence(label: str, text: str, style: str) -> RenderableType:
-    return Text.assemble((f"{label:<8}", style), text.replace("\n", f"\n{' ' * 8}"))
+    return Text.assemble((f"{label:<8}", style), printable(text).replace("\n", f"\n{' ' * 8}"))
 
 
 def _error_line(error: Any) -> str:
@@ -273,7 +282,7 @@ def _error_line(error: Any) -> str:
         return one_line(error)
     line = f" ({error['line']})" if error.get("line") else ""
     message = error_words(error).partition("\n")[0]
-    return f"{error_type(error)}: {message}{line}"
+    return printable(f"{error_type(error)}: {message}{line}")
 
 
 def _error_text(error: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from replaykit.errors import RunCancelled, RunFailed, RunHeld, WorkflowUnknown
-from replaykit.interfaces.output import console, error_type, print_json, say
+from replaykit.interfaces.output import as_json, console, error_type, print_json, say
 from replaykit.runtime.client import Client, Handle
 from replaykit.runtime.inspect import Inspector, error_words
 from replaykit.runtime.target import Target
@@ -147,7 +147,7 @@ def _print(answer: dict[str, Any], waited: bool) -> None:
     if not waited:
         click.echo(answer["id"])
     elif answer["state"] == "succeeded":
-        click.echo(json.dumps(answer["result"], ensure_ascii=False))
+        click.echo(as_json(answer["result"]))
     else:
         error = answer.get("error") or {}
         why = f"{error_type(error)}: {error_words(error)}" if error else answer.get("reason")

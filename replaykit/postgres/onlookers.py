@@ -12,6 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from replaykit.postgres.schema import Bound, Statement
+from replaykit.replay.jsontext import unescape
 
 __all__ = [
     "parse_rows",
@@ -227,5 +228,6 @@ def unlisten() -> Bound:
 
 
 def parse_rows(rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """The rows as dicts by SQL name."""
-    return [json.loads(row[0]) for row in rows]
+    """The rows as dicts by SQL name, with the texts that were recorded: NUL and lone surrogates, which stand escaped in
+    the database, are themselves again."""
+    return [json.loads(unescape(row[0])) for row in rows]

@@ -111,7 +111,7 @@ def test_text_that_postgres_cannot_hold_is_shown_as_it_was(cli: Cli, worker: Non
 
     for text in (said.err, drawn.out):
         assert r"CardDeclined: a\x00b\x1b[31m: -1" in text
-    assert r'["a\u0000b\u001b[31m", -1]' in drawn.out
+    assert r'{"card": "a\u0000b\u001b[31m", "cents": -1}' in drawn.out
     assert row.json["run"]["error"]["message"] == "a\x00b\x1b[31m: -1"
     assert not {"\ufdd0", "\ufdd2"} & set(said.err + drawn.out + row.out)
 
