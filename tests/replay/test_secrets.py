@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import warnings
 from typing import Annotated, Any
 
 import pydantic
@@ -241,3 +242,170 @@ def test_a_replay_encodes_a_secret_the_same_way() -> None:
     assert later.result == 11
     assert "s3cret" not in str(live.journal)
     assert json.loads(live.journal[0].input or "") == {"key": "***", "n": 1}
+
+
+class ByField(BaseModel):
+    key: SecretStr
+
+    @pydantic.field_serializer("key", when_used="json")
+    def _clear(self, key: SecretStr) -> str:
+        return key.get_secret_value()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", pydantic.PydanticDeprecatedSince20)
+
+    class ByEncoders(BaseModel):
+        model_config = pydantic.ConfigDict(json_encoders={SecretStr: lambda key: key.get_secret_value()})
+        key: SecretStr
+
+
+class ByModel(BaseModel):
+    key: SecretStr
+
+    @pydantic.model_serializer
+    def _clear(self) -> dict[str, str]:
+        return {"key": self.key.get_secret_value()}
+
+
+class ByPlain(BaseModel):
+    key: Annotated[SecretStr, pydantic.PlainSerializer(lambda key: key.get_secret_value(), return_type=str)]
+
+
+class ByWrap(BaseModel):
+    key: Annotated[SecretStr, pydantic.WrapSerializer(lambda key, _: key.get_secret_value())]
+
+
+class OfOurs(BaseModel):
+    key: Secret[str]
+
+    @pydantic.field_serializer("key")
+    def _clear(self, key: Secret[str]) -> str:
+        return key.reveal()
+
+
+class OfNumbers(BaseModel):
+    key: Annotated[pydantic.Secret[str], pydantic.PlainSerializer(lambda key: key.get_secret_value())]
+
+
+class ByName(BaseModel):
+    default: SecretStr
+
+    @pydantic.field_serializer("default")
+    def _clear(self, key: SecretStr) -> str:
+        return key.get_secret_value()
+
+
+class InAList(BaseModel):
+    keys: list[SecretStr]
+
+    @pydantic.field_serializer("keys")
+    def _clear(self, keys: list[SecretStr]) -> list[str]:
+        return [key.get_secret_value() for key in keys]
+
+
+class Recursive(BaseModel):
+    inner: list[Recursive] = []
+    key: SecretStr | None = None
+
+    @pydantic.model_serializer
+    def _clear(self) -> dict[str, Any]:
+        return {"inner": self.inner, "key": self.key and self.key.get_secret_value()}
+
+
+class OutOfSight(BaseModel):
+    """Its secret is no field."""
+
+    a: str = ""
+    _key: SecretStr = pydantic.PrivateAttr(SecretStr("s3cret"))
+
+    @pydantic.model_serializer
+    def _clear(self) -> dict[str, str]:
+        return {"a": self._key.get_secret_value()}
+
+
+class Holding(BaseModel):
+    x: Any
+
+
+class Wide(BaseModel):
+    a: int = 1
+
+
+class Narrow(Wide):
+    key: SecretStr
+
+    @pydantic.field_serializer("key")
+    def _clear(self, key: SecretStr) -> str:
+        return key.get_secret_value()
+
+
+class Duck(BaseModel):
+    x: pydantic.SerializeAsAny[Wide]
+
+
+@dataclasses.dataclass
+class Plain:
+    key: Annotated[SecretStr, pydantic.PlainSerializer(lambda key: key.get_secret_value())]
+
+
+KEY = SecretStr("s3cret")
+MASKED: list[Any] = [
+    ByField(key=KEY),
+    ByEncoders(key=KEY),
+    ByModel(key=KEY),
+    ByPlain(key=KEY),
+    ByWrap(key=KEY),
+    OfOurs(key=Secret("s3cret")),
+    OfNumbers(key=pydantic.Secret("s3cret")),
+    ByName(default=KEY),
+    InAList(keys=[KEY]),
+    Recursive(inner=[Recursive(key=KEY)]),
+    Plain(KEY),
+]
+NOT_RECORDED: list[Any] = [
+    OutOfSight(),
+    Holding(x=KEY),
+    Holding(x=[KEY]),
+    Holding(x=ByField(key=KEY)),
+    Duck(x=Narrow(key=KEY)),
+]
+
+
+def one_parameter(annotation: Any) -> Any:
+    def take(x):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    take.__annotations__ = {"x": annotation, "return": annotation}
+    return describe(take)
+
+
+@pytest.mark.parametrize("value", MASKED + NOT_RECORDED, ids=lambda value: type(value).__name__)
+def test_a_serializer_that_gives_a_secret_away_is_not_asked(value: Any) -> None:
+    """However the author writes a secret for others: results and runs refuse it, a step's body gets it, the record never."""
+    for annotation in (type(value), list[type(value)], Any):  # type: ignore[misc]
+        given = [value] if annotation not in (type(value), Any) else value
+        info = one_parameter(annotation)
+        with pytest.raises(NotJournalable) as refused:
+            info.encode_result(given)
+        assert "s3cret" not in str(refused.value)
+        with pytest.raises(NotJournalable) as refused:
+            info.bind((given,), {}, strict=True)
+        assert "s3cret" not in str(refused.value)
+        with pytest.raises(NotJournalable):
+            call_as_made((given,), {})
+
+        bound = info.bind((given,), {})
+
+        assert "s3cret" not in bound.text
+        if any(value is one for one in MASKED):
+            assert "***" in bound.text
+            assert info.fresh_arguments(bound)[0][0] == given
+
+
+def test_an_error_with_such_a_secret_has_none_in_its_record() -> None:
+    """The step that was given it fails, and hands it on in what it raises."""
+    for value in MASKED + NOT_RECORDED:
+        error = RuntimeError("denied", value, [value])
+        error.__dict__["settings"] = value
+        assert "s3cret" not in encode_error(error)
