@@ -82,7 +82,7 @@ class StepInfo:
 
     @property
     def idempotency_key(self) -> str:
-        """32 hex digits, the same on every attempt, in every process: send it with the request.
+        """32 hex digits, the same on every attempt with the same input, in every process: send it with the request.
 
         Raises:
             OutsideRun: the step has `durability="async"`: its result may be lost and its body run again after others have

@@ -4,18 +4,22 @@
     driver.begin(now)             the journal is read: what is still asked for is carried out
     driver.body_ended(...)        a body has an outcome
     driver.body_failed(...)       a body failed and is to be tried again
+    driver.thread_ended(...)      what a try had left running has ended
+    driver.body_stopped(...)      a body was stopped from here, without an outcome
     driver.mail(...)              others have written to the run
     driver.tick(now)              time went on: timers may be due
     driver.verdict(...)           what became of the unit that was sent
     driver.drain(now)             stop: start nothing new, hand the run back
+    driver.adopt(old)             after STALE: what the dropped driver had in flight and had not committed
 
     driver.take_actions()         StartBody, CancelBody
+    driver.may_begin(key)         whether a body whose start was put off is still wanted
     driver.next_unit()            the unit to send now, if none is in flight
     driver.phase                  whether the run is still this worker's to drive
 
 The rules (DESIGN 4 and 5): the execution is advanced while its last entries are still in the batch, and no command is carried
-out before the entries delivered before it was requested are committed. A unit once sent is not re-cut. What is due is
-delivered before newly requested commands are carried out.
+out before the entries delivered before it was requested are committed, but calls of steps that are `durability="async"`. A
+unit once sent is not re-cut. What is due is delivered before newly requested commands are carried out.
 """
 
 from __future__ import annotations
@@ -253,11 +257,10 @@ class Driver:
         self._go_on(now)
 
     def _rewind(self, letter: Mail) -> None:
-        """Set aside what follows the last error, by an entry of its own; then the journal is read again."""
+        """Set aside what follows the error that the run died of, by an entry of its own; then the journal is read again."""
         self._rewinding = True
         self._last_seq += 1
         self._last_at = max(self._last_at, self._now)
-        to_seq = self._rewound_to()
         self._entries.append(
             Entry(
                 self._last_seq,
@@ -267,19 +270,19 @@ class Driver:
                 Outcome.OK,
                 self._last_at,
                 mailbox_id=letter.id,
-                to_seq=to_seq,
+                to_seq=self._died_of() or self._last_seq,  # its own: nothing is set aside
             )
         )
 
-    def _rewound_to(self) -> int:
-        """From where on entries are set aside: the error that the run died of; nothing, if it was not a step's.
+    def _died_of(self) -> int | None:
+        """The seq of the error that the run died of; None if it was not a step's.
 
-        Of a run that its code does not replay any more, nobody can tell: its last error.
+        Of a run that its code does not replay any more nobody can tell: the last error of its journal.
         """
         if self.execution.hold_reason is not None:
-            return self._last_error_seq or self._last_seq
+            return self._last_error_seq or None
         ended = self.execution.ended
-        return (ended.died_of if ended is not None else None) or self._last_seq
+        return ended.died_of if ended is not None else None
 
     def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
         """A body that was started has an outcome."""
@@ -324,13 +327,12 @@ class Driver:
             self._go_on(now)
 
     def _attempt(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
-        before = self._rewinds.attempts_before(call.key)
-        last = self._tries.last(call.key, before)
+        last = self._last_try(call.key)
         idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000 if last is not None else 0.0
         ended_at = max(self._now, outcome.started_at)
         return Attempt(
             call.key,
-            self._tries_before(call.key) + 1,
+            self._attempts_before(call.key) + 1,
             outcome.started_at,
             ended_at,
             min(ended_at + math.ceil(min(wait_seconds, _WAIT_SECONDS_MAX) * 1_000_000), _FOREVER),
@@ -350,7 +352,10 @@ class Driver:
                 self._go_on(now)
 
     def mail(self, wakes: int, letters: list[Mail], now: int) -> None:
-        """Others have written to the run: all of its mailbox, and the `wakes` it had then."""
+        """Others have written to the run: all of its mailbox, and the `wakes` it had then.
+
+        No request to go on is among what is new: those come to runs that nobody has.
+        """
         if wakes < self.run.wakes:
             return  # read before what is known already
         self.run.wakes = wakes
@@ -622,7 +627,7 @@ class Driver:
             Kind.STEP,
             outcome.outcome,
             self._now,
-            self._tries_before(call.key) + 1 if self._tries.known or self._rewound else 1,
+            self._attempts_before(call.key) + 1 if self._tries.known or self._rewound else 1,
             text if len(text) <= self._input_chars_short else self._inputs.record(call.name, call.input),
             outcome.output,
             outcome.error,
@@ -650,8 +655,12 @@ class Driver:
             return self._keys.of(call.key)
         return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
 
-    def _tries_before(self, key: str) -> int:
-        """How many tries of the step there were."""
+    def _last_try(self, key: str) -> Attempt | None:
+        """The step's last failed try within its budget, which begins anew with each rewind."""
+        return self._tries.last(key, self._rewinds.attempts_before(key), self._rewound_at)
+
+    def _attempts_before(self, key: str) -> int:
+        """How many attempts of the step there were, in the whole life of the run."""
         return max(self._tries.count(key), self._rewinds.attempts_before(key))
 
     def _deliver(self, entry: Entry, value: Any) -> None:
@@ -735,7 +744,7 @@ class Driver:
             self._reuse(call, aside)
             self._deliver_due()
         elif call.key not in self.in_flight and call.key not in self._tries.waiting:
-            last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
+            last = self._last_try(call.key)
             stands = last not in self._tries.rows
             if last is not None and (last.next_at > self._now or not stands):
                 self._tries.wait(call, last, committed=stands)
@@ -757,9 +766,9 @@ class Driver:
             self._actions.append(StartBody(call))
             return
         call.shift = max(0, self._rewound_at - call.asked_at)
-        last = self._tries.last(call.key, self._rewinds.attempts_before(call.key))
+        last = self._last_try(call.key)
         if last is None:
-            self._actions.append(StartBody(call, self._tries_before(call.key) + 1))
+            self._actions.append(StartBody(call, self._attempts_before(call.key) + 1))
         else:
             idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000
             self._actions.append(StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, idle))

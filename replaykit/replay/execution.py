@@ -40,6 +40,7 @@ __all__ = ["Ended", "Execution", "current_execution"]
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MISSING: Final = object()
 _CLOSES_MAX: Final = 100  # a coroutine that ignores GeneratorExit is closed again, at most this often
+_RAISED_MAX: Final = 1_000  # delivered errors that are remembered: of a run that handles more, the latest
 _CHAIN_MAX: Final = 1_000  # exceptions that are looked at to find the step that a run died of
 _NEVER_ENDED: list[Any] = []
 """Tasks and generators that would not end: kept for the life of the process, else their `finally` runs inside another run."""
@@ -70,10 +71,10 @@ class Execution:
         seed: feeds `rng()`, `uuid4()` and hashes.
         started_at: the run's clock before its first entry, microseconds since 1970.
         context: what the code starts in; None: an empty one, since runs share nothing through context variables.
-        accept_inputs_to: up to this seq recorded results are taken although the code asks with other inputs
-            (`retry --accept inputs`).
 
     Attributes:
+        accept_inputs_to: up to this seq recorded results are taken although the code asks with other inputs
+            (`retry --accept inputs`).
         replaying: code runs that has run before, in an earlier claim: what it logs has been logged.
     """
 
@@ -91,10 +92,9 @@ class Execution:
         payload_bytes_max: int = Settings().payload_bytes_max,
         on_outside: Callable[[], None] | None = None,
         context: contextvars.Context | None = None,
-        accept_inputs_to: int = 0,
     ) -> None:
         self.replaying = False
-        self.accept_inputs_to = accept_inputs_to
+        self.accept_inputs_to = 0
         self.run_id = run_id
         self.seed = seed
         self.info = info
@@ -218,6 +218,8 @@ class Execution:
         else:
             error = value if value is not _MISSING else decode_error(entry.error or "{}")
             self._raised[id(error)] = (error, entry.seq)
+            if len(self._raised) > _RAISED_MAX:
+                del self._raised[next(iter(self._raised))]
             future.set_exception(error)
             future.exception()  # retrieved, so that a result nobody awaits makes no noise
 

@@ -74,6 +74,7 @@ class IdempotencyKeys:
 def idempotency_key(run_id: UUID, key: str) -> str:
     """32 hex digits that name one step of one run: the same on every attempt, in every process and release.
 
-    SHA-256 of `replaykit:1:<run id>:<step key>`, the first 128 bits.
+    SHA-256 of `replaykit:1:<run id>:<step key>`, the first 128 bits. A try whose input is not that of the step's first try has
+    NUL and the digest of its input after the step key (`rewinds.py`): one key never has two inputs.
     """
     return IdempotencyKeys(run_id).of(key)

@@ -39,10 +39,10 @@ class Tries:
         self._last = {a.key: a for a in attempts}
         self.known = bool(self._last)  # whether any step has failed tries
 
-    def last(self, key: str, before: int = 0) -> Attempt | None:
-        """The last failed try within the step's budget, which a rewind began anew after so many tries."""
+    def last(self, key: str, before: int = 0, since: int = 0) -> Attempt | None:
+        """The last failed try within the step's budget, which a rewind began anew after so many attempts, at that moment."""
         row = self._last.get(key)
-        return row if row is not None and row.attempt > before else None
+        return row if row is not None and row.attempt > before and row.ended_at >= since else None
 
     def count(self, key: str) -> int:
         """How many failed tries of it have a row."""

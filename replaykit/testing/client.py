@@ -51,7 +51,7 @@ class StepRecord:
         error: what the workflow got otherwise.
         failures: the errors of attempts that `retry=` followed with another, oldest first.
         input: its arguments by parameter name.
-        idempotency_key: the same on every attempt.
+        idempotency_key: the same on every attempt with the same input.
         started_at: when the last attempt began, by virtual time; None: no attempt has ended.
         at: when the outcome was recorded; None: it has none yet.
     """

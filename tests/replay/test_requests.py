@@ -911,3 +911,28 @@ def test_a_result_that_was_used_again_survives_a_refused_commit_as_what_it_is() 
     assert story.result == [1, 2]
     assert [(e.reuses, e.attempt) for e in again] == [(2, 1)]
     assert count(story)["b"] == 1
+
+
+def test_a_step_in_back_off_when_another_one_killed_the_run_has_its_budget_anew_after_a_retry() -> None:
+    """The days that the run lay failed do not count against it."""
+
+    @workflow
+    async def both() -> list[int]:
+        return list(await asyncio.gather(step.options(name="slow")(echo, 1), step.options(name="dies")(other, 2)))
+
+    def answer(began: Began) -> Any:
+        if began.key == "slow" and began.attempt == 1:
+            raise Again(OSError("not yet"), 3)
+        if began.key == "dies" and began.attempt == 1:
+            raise KeyError("dies")
+        return began.input
+
+    story = Story(both, answer).play()
+    assert story.state is State.FAILED
+    story.now += 86_400 * SECOND
+    story.retry()
+    story.play()
+
+    assert story.result == [1, 2]
+    slow = [(b.attempt, b.tries) for b in story.began if b.key == "slow"]
+    assert slow == [(1, 1), (2, 1)]
