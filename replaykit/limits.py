@@ -95,6 +95,12 @@ BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 WRITERS: Final = 2
 """Connections that write journals, sharded by run: one commits while the other's batch is put together."""
 
+ERROR_BYTES_MAX: Final = 1024 * 1024
+"""One error with its causes and members: for people and `except` clauses, and read by each replay; a payload is neither."""
+
+ERROR_PARTS_MAX: Final = 100
+"""Arguments of one exception that are recorded, and attributes: more are data, and belong in a result."""
+
 KEY_BYTES_MAX: Final = 1_024
 """A whole step key."""
 

@@ -52,6 +52,7 @@ REPLAY_IMPORTS = {
         "dataclasses",
         "datetime",
         "decimal",
+        "dis",  # failures.py: an interrupt that an author's `raise` made is told from one of a signal
         "enum",
         "fractions",
         "functools",

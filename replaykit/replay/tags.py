@@ -54,6 +54,7 @@ DEPTH_MAX: Final = 150
 """Levels of nesting in one value: pydantic's parser gives up at about 200, and a tag adds a level of its own."""
 
 HUGE_INT: Final = f"$: cannot journal an int of more than {INT_DIGITS_MAX:,} digits"
+"""Why a value with such an int is not journaled."""
 
 _LEAVES: Final = frozenset({type(None), bool, int, str})
 

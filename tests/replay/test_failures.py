@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import http
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -19,6 +21,7 @@ import pytest
 import sqlalchemy.exc
 
 from replaykit.errors import NotJournalable, StepFailed
+from replaykit.limits import ERROR_BYTES_MAX
 from replaykit.replay import tags
 from replaykit.replay.failures import decode_error, encode_error, error_summary
 from replaykit.replay.loop import DO_IN_A_STEP
@@ -411,3 +414,132 @@ def test_a_line_that_is_to_blame_goes_before_the_one_that_raised() -> None:
     """Of a result that is refused no line of the user's is."""
 
     assert error_summary(encode_error(ValueError("x"), "shop.py:3"))[2] == "shop.py:3"
+
+
+class Mangled(Exception):
+    __slots__ = ("__own", "code")
+
+    def __init__(self) -> None:
+        super().__init__("slots")
+        self.code = 1
+        self.__own = 2
+
+    def own(self) -> int:
+        return self.__own
+
+
+class Exits(Exception):
+    """Ends the process when its text is wanted."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class ExitsLater(Exception):
+    """Says something as it is raised, and ends the process once it has lost what was not recorded."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def __str__(self) -> str:
+        if not hasattr(self, "client"):
+            raise SystemExit(3)
+        return "fine"
+
+
+class ExitsOnRead(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("args", "__dict__", "__notes__"):
+            raise SystemExit(3)
+        return super().__getattribute__(name)
+
+
+def test_an_error_of_any_size_has_a_small_record() -> None:
+    """Many and large arguments, attributes, notes, members, causes: at most a mebibyte, and a note on what is missing."""
+    text = "x" * 60_000
+    many = RuntimeError("why", *[text] * 1_000)
+    attributes = RuntimeError("why")
+    attributes.__dict__.update({f"a{n}": text for n in range(1_000)})
+    notes = RuntimeError("why")
+    for _ in range(1_000):
+        notes.add_note(text)
+    odd = RuntimeError("\0" * 65_536, "\ud800" * 65_536, "\U0001f600" * 65_536)
+    chained: BaseException = RuntimeError("0", *[text] * 10)
+    for n in range(1, 4):
+        chained = RuntimeError(str(n), *[text] * 10).with_traceback(chained.__traceback__)
+        chained.__cause__ = RuntimeError("below", *[text] * 10)
+    for error in (many, attributes, notes, odd, chained, ExceptionGroup("g", [RuntimeError(text, text)] * 100)):
+        record = encode_error(error)
+        twin = decode_error(record)
+
+        assert len(record.encode()) <= ERROR_BYTES_MAX
+        assert type(twin) is type(error)
+        assert str(twin)[:1] == str(error)[:1]
+    assert len(twin_of(many).args) == 100
+    assert any("901 more args" in note for note in twin_of(many).__notes__)
+    assert any("900 more attributes" in note for note in twin_of(attributes).__notes__)
+    assert any("950 more notes" in note for note in twin_of(notes).__notes__)
+
+
+def test_no_error_ends_the_worker() -> None:
+    """Whatever its class raises when it is read, in the body's process and where it is rebuilt."""
+    for error in (Exits("x"), ExitsOnRead("x"), RuntimeError(Exits("x")), ExitsLater(object())):
+        twin = twin_of(error)
+        assert isinstance(twin, (StepFailed, RuntimeError, ExitsOnRead))
+    assert type(twin_of(ExitsLater(object()))) is StepFailed
+    assert (
+        type(decode_error(encode_error(ValueError("x")).replace("builtins.ValueError", f"{__name__}.Exits")))
+        is StepFailed
+    )
+
+
+def test_an_interrupt_from_outside_goes_through() -> None:
+    """It strikes while an author's `__str__` runs, and is not taken for what that raises."""
+
+    class Interrupted(Exception):
+        def __str__(self) -> str:
+            signal.raise_signal(signal.SIGINT)
+            return "x"
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            encode_error(Interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_value_without_a_form_costs_only_itself() -> None:
+    """A number that no reader takes, as the key of an attribute: the class and all the rest stay."""
+    error = RuntimeError("why")
+    error.__dict__.update(huge={10**5_000: 1}, fine=5)
+
+    twin = twin_of(error)
+
+    assert type(twin) is RuntimeError
+    assert vars(twin)["fine"] == 5
+    assert any(".huge (" in note for note in twin.__notes__)
+
+
+def test_what_a_class_keeps_outside_its_dict_is_kept_or_named() -> None:
+    """Private slots, an exit code; the object of an AttributeError is only named."""
+    mangled: Any = twin_of(Mangled())
+    exited: Any = twin_of(SystemExit(3))
+    missed: Any = twin_of(AttributeError("no x", name="x", obj=[1]))
+
+    assert (type(mangled), mangled.code, mangled.own()) == (Mangled, 1, 2)
+    assert exited.attributes == {"code": 3}
+    assert (type(missed), missed.name, missed.obj) == (AttributeError, "x", None)
+    assert any(".obj (builtins.list)" in note for note in missed.__notes__)
+
+
+def test_a_status_of_another_python_rebuilds_the_class() -> None:
+    """HTTPStatus(413) has another name under 3.13; its number says which it is."""
+    error = RuntimeError(http.HTTPStatus(413))
+    error.__dict__["status"] = http.HTTPStatus(413)
+
+    twin = decode_error(encode_error(error).replace(http.HTTPStatus(413).name, "NAME_OF_A_LATER_PYTHON"))
+
+    assert type(twin) is RuntimeError
+    assert twin.args == (http.HTTPStatus(413),)
+    assert vars(twin)["status"] is http.HTTPStatus(413)
