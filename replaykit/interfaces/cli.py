@@ -395,8 +395,8 @@ def retry(
 ) -> int:
     """Take each RUN on that failed or is held; `-` reads them from stdin, one a line.
 
-    A failed run goes on from before the error that it died of: what succeeded is not run again. A held one is replayed by the code
-    that the workers have now.
+    A failed run goes on from before the error that it died of: what succeeded is not run again. A held one is replayed
+    by the code that the workers have now.
     """
     from replaykit.interfaces.asking import retry_runs
 
