@@ -62,9 +62,9 @@ with held as materialized (
         due_at bigint, mailbox_id bigint, to_seq int, reuses int)
     join held h on h.run_id = e.run_id
     where h.fresh
-    on conflict (run_id, seq) do nothing returning run_id{{tried}}
+    on conflict (run_id, seq) do nothing returning run_id
 ), counted as materialized (
-    select run_id, count(*) as n from ins group by run_id
+    select run_id, count(*) as n from ins group by run_id{{tried}}
 ), done as materialized (
     select h.* from held h left join counted c on c.run_id = h.run_id
     where h.fresh and coalesce(c.n, 0) = h.n and (h.state is not null or h.reason is not null)
@@ -112,8 +112,8 @@ WRITE_UNITS_TRIED = Statement(
         {moment("a.next_at")}, a.tries, {moment("a.first_at")}, a.idle, a.digest
     from json_to_recordset(%(attempts)s::json) as a(run_id uuid, key text, attempt int, error text, started_at bigint,
         ended_at bigint, next_at bigint, tries int, first_at bigint, idle float8, digest text)
-    join held h on h.run_id = a.run_id
-    where h.fresh
+    join held h on h.run_id = a.run_id left join counted c on c.run_id = h.run_id
+    where h.fresh and coalesce(c.n, 0) = h.n
     on conflict do nothing""",
     ),
 )
