@@ -372,7 +372,7 @@ class _Typed(Codec):
         nodes = list(_nodes(schema))
         kinds = {node["type"] for node in nodes}
         self.secretive = any((n.get("function") or {}) == _READS_SECRET for n in nodes)
-        self.declared = frozenset(kind for kind in (int, float, str) if kind.__name__ in kinds) | _literal_text(nodes)
+        self.declared = _declared(nodes, kinds)
         self._authored = any(map(_is_authored, nodes))
         self.stable = kinds <= _PLAIN_SCHEMAS and not any(map(_is_unordered, nodes))
         self._dump = _serializer(schema).to_json
@@ -529,10 +529,15 @@ def _is_authored(node: dict[str, Any]) -> bool:
     return module.partition(".")[0] not in ("pydantic", "pydantic_core") and not module.startswith("replaykit.replay.")
 
 
-def _literal_text(nodes: list[dict[str, Any]]) -> frozenset[type]:
-    """`str` when a literal names a text: a member of a StrEnum may stand for it. True is no literal 1."""
-    literals = (node.get("expected") or () for node in nodes if node["type"] == "literal")
-    return frozenset((str,)) if any(type(one) is str for found in literals for one in found) else frozenset()
+def _declared(nodes: list[dict[str, Any]], kinds: set[str]) -> frozenset[type]:
+    """The classes that an equal value of another may become."""
+    literal = {type(one) for node in nodes if node["type"] == "literal" for one in node.get("expected") or ()}
+    found: set[type] = {kind for kind in (int, float, str) if kind.__name__ in kinds}
+    if str in literal:
+        found.add(str)  # a member of a StrEnum is that text
+    if int in literal and "bool" in kinds:
+        found.discard(int)  # pydantic reads true as a literal 1
+    return frozenset(found)
 
 
 class _Unfit(ValueError):
@@ -810,7 +815,9 @@ def _nan_apart(members: Any) -> tuple[frozenset[Any], int]:
 
 
 # Of equal values of these classes nothing is left to see; float and int are told apart by their class.
-_ATOMS: Final = frozenset((int, str, float, bool, type(None), bytes, dt.date, dt.timedelta, decimal.Decimal, uuid.UUID))
+_ATOMS: Final[frozenset[type]] = frozenset(
+    (int, str, float, bool, type(None), bytes, dt.date, dt.timedelta, decimal.Decimal, uuid.UUID)
+)
 _AS_JSON: Final = frozenset((*_ATOMS, dt.datetime, dt.time, complex))  # what pydantic writes by its class
 _MARSHAL_VERSION: Final = 2  # without references, which tell shared parts from equal ones
 
@@ -948,6 +955,11 @@ def _is_flat(cls: type[Any]) -> bool:
     return dataclasses.is_dataclass(cls) and not hasattr(cls, "__slots__") and _compares_all(cls)
 
 
+def _is_made_anew(cls: type, name: str) -> bool:
+    """Whether an attribute that is no field is back when the class has made the value again."""
+    return name == "_sa_instance_state" or is_cache(cls, name)  # SQLAlchemy's own, on each row of a SQLModel
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """Fields of a model or dataclass, and what else was set on it: extra fields, private attributes; no cached_property."""
     cls = type(value)
@@ -957,12 +969,12 @@ def _fields(value: Any) -> dict[str, Any]:
         found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
         own: dict[str, Any] = getattr(value, "__dict__", {})
         if own.keys() - found.keys():
-            more |= {name: item for name, item in own.items() if name not in found and not is_cache(cls, name)}
+            more |= {name: item for name, item in own.items() if name not in found and not _is_made_anew(cls, name)}
         return found | more if more else found
     found = value.__dict__
     fields = cls.__pydantic_fields__
     if len(found) > len(fields):
-        found = {name: item for name, item in found.items() if name in fields or not is_cache(cls, name)}
+        found = {name: item for name, item in found.items() if name in fields or not _is_made_anew(cls, name)}
     extra, private = value.__pydantic_extra__, value.__pydantic_private__
     return {**found, **(extra or {}), **(private or {}), **more} if extra or private or more else found
 
@@ -979,15 +991,31 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return found + [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
 
 
-_WALKED_MAX: Final = 10_000
-_NOT_WALKED: Final = (type, types.ModuleType, types.FunctionType, enum.Enum, str, bytes, int, float)
+_OTHERS_MAX: Final = 10_000
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset, collections.deque, BaseModel)
+_NOT_WALKED: Final[tuple[type, ...]] = (
+    type(None),
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    enum.Enum,
+    str,
+    bytes,
+    int,
+    float,
+    *_ATOMS,
+)
 
 
 def _found_in(value: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """What is wanted among the parts of a value, each with its path. Looks at the first 10,000 parts of a vast one."""
+    """What is wanted among the parts of a value, each with its path.
+
+    All containers and models are walked, and 10,000 objects of other classes: a client may refer to half the process.
+    """
     seen: dict[int, Any] = {}  # keeps the parts, so that no identity is used twice
+    others = 0
     waiting: list[tuple[str, Any]] = [("", value)]
-    while waiting and len(seen) < _WALKED_MAX:
+    while waiting:
         path, one = waiting.pop()
         if wanted(one):
             yield path, one
@@ -995,6 +1023,10 @@ def _found_in(value: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, 
         if isinstance(one, _NOT_WALKED) or id(one) in seen:
             continue
         seen[id(one)] = one
+        if not isinstance(one, _CONTAINERS) and not dataclasses.is_dataclass(one):
+            others += 1
+            if others > _OTHERS_MAX:
+                continue
         parts = [(f"[{n}]", part) for n, part in enumerate(one)] if isinstance(one, (set, frozenset)) else _parts(one)
         if isinstance(one, dict):
             parts += [(f".keys()[{n}]", key) for n, key in enumerate(one) if type(key) is not str]

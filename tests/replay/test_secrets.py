@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, SecretBytes, SecretStr
 import replaykit
 from replaykit.errors import NotJournalable
 from replaykit.replay.calls import step, workflow
-from replaykit.replay.codec import codec_for
+from replaykit.replay.codec import codec_for, path_of_secret
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.secrets import HIDDEN, Secret
 from replaykit.replay.signature import describe, same_input, shorten_input
@@ -409,3 +409,13 @@ def test_an_error_with_such_a_secret_has_none_in_its_record() -> None:
         error = RuntimeError("denied", value, [value])
         error.__dict__["settings"] = value
         assert "s3cret" not in encode_error(error)
+
+
+def test_a_secret_at_the_end_of_a_large_input_is_found() -> None:
+    """Behind any number of parts, also in a set; a cycle ends the search."""
+    parts: list[Any] = [{"n": n, "at": object()} for n in range(5)] + [[n] for n in range(50_000)]
+
+    assert path_of_secret(parts) is None
+    assert path_of_secret([*parts, {"k": {SecretStr("s3cret")}}]) == "[50005].k[0]"
+    parts.append(parts)
+    assert path_of_secret(parts) is None
