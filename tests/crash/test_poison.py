@@ -109,7 +109,7 @@ def test_a_blocked_loop_is_told_of_before_its_process_ends(crew: Crew, rows: Row
 
     (told, *_) = worker.events("loop_blocked")
     assert (told["run_id"], told["step"]) == (str(run), "never_yields")
-    assert " in never_yields" in told["stack"][-1]
+    assert " in never_yields" in told["frames"][-1]
 
 
 @pytest.mark.slow
