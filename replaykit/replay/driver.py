@@ -66,6 +66,7 @@ __all__ = [
     "BodyOutcome",
     "CancelBody",
     "Driver",
+    "Letters",
     "Phase",
     "StartBody",
     "error_outcome",
@@ -362,6 +363,11 @@ class Driver:
         self._letters.read(letters)
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether a request to end was neither delivered nor answered."""
+        return self._letters.cancel is not None
 
     def body_stopped(self, key: str, now: int) -> None:
         """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere.

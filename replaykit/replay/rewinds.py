@@ -1,8 +1,8 @@
 """What rewinds set aside of a journal, and what of it is used again.
 
 A run that failed and is retried goes on from before the error that it died of: `rewind(to_seq)` sets the entries from
-`to_seq` up to itself aside. They are not delivered again, but a result among them that the code asks for again, with the same input, is
-taken as it is: no completed step runs twice because a person said "retry" (DESIGN 4, Rewind).
+`to_seq` up to itself aside. They are not delivered again, but a result among them that the code asks for again, with the
+same input, is taken as it is: no completed step runs twice because a person said "retry" (DESIGN 4, Rewind).
 """
 
 from __future__ import annotations

@@ -384,7 +384,8 @@ class Handle(Generic[T]):
         return await ask(session.line, mailbox.cancel(run_id, by))
 
     async def retry(self, accept: Literal["inputs"] | None = None, by: str | None = None) -> State:
-        """Take a failed or held run on. A failed one goes on from before the error that it died of: what succeeded is not run again.
+        """Take a failed or held run on. A failed one goes on from before the error that it died of: what succeeded is not run
+        again.
 
         Args:
             accept: "inputs": take the recorded results although the code now asks with other inputs.

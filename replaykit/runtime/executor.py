@@ -25,12 +25,13 @@ from replaykit.replay.driver import (
     BodyOutcome,
     CancelBody,
     Driver,
+    Letters,
     Phase,
     StartBody,
     error_outcome,
     result_outcome,
 )
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Mail, MailKind, Unit, Verdict
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, Mail, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
@@ -154,14 +155,14 @@ class Executor:
         if run.last_seq is None or len(run.entries) < run.last_seq or run.last_seq > _INLINE_ENTRIES_MAX:
             self._loading = self._host.create_task(self._load(run, None))
             return
+        driver: Driver | None = None
         try:
             driver = self._new_driver(run)
             if driver is None:
                 return
             driver.replay(run.entries)
         except Exception as error:
-            log.exception("journal_not_replayed", run_id=str(run.id))
-            self._stop_at(f"its journal could not be replayed: {brief(error)}")
+            self._give_up_replay(driver, error)
             return
         run.entries = []
         self._ready(driver)
@@ -262,12 +263,17 @@ class Executor:
                 driver.execution.leave()
             raise
         except Exception as error:
-            log.warning("journal_read_failed", run_id=str(run.id), error=error)
-            if driver is not None:
-                driver.execution.leave()
-            self._host.call_soon(self.drop)
+            self._loading = None
+            self._host.call_soon(self._give_up_replay, driver, error)
             return
         self._host.call_soon(self._loaded, driver, old)
+
+    def _give_up_replay(self, driver: Driver | None, error: Exception) -> None:
+        """A run whose journal can't be read or replayed stops where a person sees it: nobody else may claim it meanwhile."""
+        log.error("journal_not_replayed", run_id=str(self.run.id), exc_info=error)
+        if driver is not None:
+            driver.execution.leave()
+        self._stop_at(f"its journal could not be replayed: {brief(error)}")
 
     def _loaded(self, driver: Driver, old: Driver | None) -> None:
         self._loading = None
@@ -414,11 +420,15 @@ class Executor:
     async def _hold(self, run: ClaimedRun, reason: str) -> None:
         while True:
             try:
-                if _asked_to_end(self.run.mail):  # its code cannot be told, so it ends as asked
+                asked_to_end = self.driver.asked_to_end if self.driver is not None else Letters(self.run.mail).cancel
+                if asked_to_end:  # its code cannot be told, so it ends as asked
                     await self.shop.journals.cancel(run)
+                    log.warning("run_cancelled_untold", run_id=str(run.id))
                 else:
                     await self.shop.journals.hold(run, reason)
-                    log.error("run_held", run_id=str(run.id), why="its input or its journal: `replaykit show` has the reason")
+                    log.error(
+                        "run_held", run_id=str(run.id), why="its input or its journal: `replaykit show` has the reason"
+                    )
                 break
             except Exception:  # a run that nobody drives must not look as if somebody did: ask until it is said
                 log.exception("run_not_held", run_id=str(run.id))
@@ -729,9 +739,3 @@ def _run_sync(
     if outcome.error is None and call.retry is not None and looks_at_results(call.retry):
         return Tried(outcome, None, value)
     return outcome
-
-
-def _asked_to_end(letters: list[Mail]) -> bool:
-    """Whether the last word of others is a request to end."""
-    asked = [letter.kind for letter in letters if letter.kind in (MailKind.CANCEL, MailKind.RETRY)]
-    return bool(asked) and asked[-1] == MailKind.CANCEL

@@ -22,7 +22,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
 from typing import Any, Final, Self
@@ -409,7 +409,13 @@ class Worker:
         for executor in list(self._executors.values()):
             executor.drop()
         if not self.draining:
-            self._tasks.append(asyncio.create_task(self._begin_anew(), name="replaykit_begin_anew"))
+            self._begin_task(self._begin_anew(), "replaykit_begin_anew")
+
+    def _begin_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends by itself, and is cancelled with the worker if it has not."""
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.append(task)
+        task.add_done_callback(lambda done: self._tasks.remove(done) if done in self._tasks else None)
 
     async def _begin_anew(self) -> None:
         await asyncio.to_thread(self._heartbeat.stop)
@@ -625,7 +631,7 @@ class Worker:
                 self._part_with(executor)
             elif unit.run_id in self._suspects and unit.entries:
                 self._suspects.discard(unit.run_id)
-                self._tasks.append(asyncio.create_task(self._clear(executor), name="replaykit_clear"))
+                self._begin_task(self._clear(executor), "replaykit_clear")
 
         self._writer.put(unit, answered)
 

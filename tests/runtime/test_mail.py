@@ -287,3 +287,24 @@ async def test_hints_that_come_thick_do_not_make_a_worker_look_all_the_time(dsn:
         await is_over(rows, handle)
 
     assert looks <= most
+
+
+class Unreadable(Worker):
+    """Pages of long journals are not what they should be."""
+
+    async def page(self, run: ClaimedRun, after_seq: int) -> list[Entry] | None:
+        raise ValueError("a row that no release has written")
+
+
+async def test_a_long_journal_that_cannot_be_read_holds_its_run(dsn: str, rows: Rows) -> None:
+    """Else it would look as if somebody worked on it, until this worker ends."""
+    async with working(dsn, long) as client:
+        handle = await client.start(long, 250)
+        await fact(lambda: "begun" in TOLD[handle.id], "its journal is long")
+
+    async with working(dsn, long, kind=Unreadable):
+        held = "select state, reason from runs where id = %s and state = 'held'"
+        await fact(lambda: rows.ask(held, handle.id), "it is held")
+
+    ((_, reason),) = rows.ask(held, handle.id)
+    assert reason == "its journal could not be replayed: ValueError: a row that no release has written"
