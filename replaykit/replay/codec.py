@@ -337,7 +337,6 @@ _CONFIG: Final[pydantic_core.CoreConfig] = {
     "val_json_bytes": "base64",
     "ser_json_inf_nan": "strings",
 }
-_SORTED_ON_WRITING: Final = "replaykit.sorted"
 _READS_SECRET: Final = {"type": "no-info", "function": secrets.read}
 _OPAQUE_KEYS: Final = frozenset({"metadata", "default", "default_factory", "cls", "expected", "members"})
 _BY_NAME: Final = ("fields", "choices")  # dicts whose keys are the author's: a field may be called `default`

@@ -59,7 +59,10 @@ from replaykit.runtime.target import Target
 from replaykit.runtime.verbs import ask, checked_accept, checked_by
 from replaykit.runtime.watcher import ENDED, Watcher
 
-__all__ = ["Client", "Handle", "RunInfo"]
+__all__ = ["CLAIM_TASK", "Client", "Handle", "RunInfo"]
+
+CLAIM_TASK: Final = "replaykit_claims"
+"""The name of the task by which a Worker claims: `SyncClient` refuses to block the event loop that it is on."""
 
 _PAYLOAD_BYTES_MAX: Final = Settings().payload_bytes_max
 _DELAY_SECONDS_MAX: Final = 100 * 366 * 86_400.0

@@ -22,7 +22,7 @@ from replaykit.replay.calls import Moment, Workflow
 from replaykit.replay.entries import State
 from replaykit.replay.execution import current_execution
 from replaykit.replay.requests import UNSET, Unset
-from replaykit.runtime.client import Client, Handle, RunInfo
+from replaykit.runtime.client import CLAIM_TASK, Client, Handle, RunInfo
 from replaykit.runtime.portal import Portal
 from replaykit.runtime.target import Target
 
@@ -170,7 +170,7 @@ def _refuse_before_worker() -> None:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no loop runs here
         return
-    if any(task.get_name() == "replaykit_claim_loop" for task in tasks):
+    if any(task.get_name() == CLAIM_TASK for task in tasks):
         raise ConfigurationError(
             "result() of a SyncClient would block the event loop that a Worker runs on: await Client's there, or call it"
             " in a thread (asyncio.to_thread)"

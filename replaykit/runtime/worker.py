@@ -45,7 +45,7 @@ from replaykit.replay.calls import CURRENT_STEP, Workflow
 from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verdict
 from replaykit.replay.tags import remember_modules
-from replaykit.runtime.client import Client
+from replaykit.runtime.client import CLAIM_TASK, Client
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.executor import Body, Executor, Shop
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
@@ -261,6 +261,7 @@ class Worker:
         if not self._poll_only:
             loops += [self._listen_loop, self._hint_loop]
         self._tasks = [asyncio.create_task(loop(), name=f"replaykit{loop.__name__}") for loop in loops]
+        self._tasks[1].set_name(CLAIM_TASK)
         self._watchdog.start()
 
     async def _connect(self, writer: Writer, stack: contextlib.AsyncExitStack) -> None:
