@@ -461,12 +461,14 @@ class Executor:
             self.postponed.append(action)
             return
         call = action.call
-        left = None if call.timeout is None else seconds_left(call.timeout, started_at)
+        left = None
+        if call.policy is not None and call.timeout is not None:
+            left = seconds_left(call.timeout, started_at)
         if left is not None and left <= 0 and isinstance(call.timeout, dt.datetime):
             outcome = timed_out(call, action.attempt, started_at)
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
-        if self._goes_on(call.key):  # of the try before, or of this run's last claim in this process
+        if self.shop.leftovers and self._goes_on(call.key):  # of the try before, or of this run's last claim in this process
             self.postponed.append(action)
             if self.shop.leftovers.when_over((self.run.id, call.key), self.tick):
                 log.info("step_waits", run_id=str(self.run.id), step=call.key, attempt=action.attempt)
@@ -488,7 +490,7 @@ class Executor:
         )
         assert call.context is not None
         body = self.bodies[call.key] = Body(action, started_at, call.context.copy())
-        if call.retry is not None:
+        if call.policy is not None and call.retry is not None:
             body.arguments = args, kwargs
         if call.info.is_async:
             body.is_async = True

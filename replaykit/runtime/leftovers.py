@@ -49,6 +49,9 @@ class Leftovers:
     def __contains__(self, step: object) -> bool:
         return step in self._things
 
+    def __len__(self) -> int:
+        return len(self._things)
+
     def when_over(self, step: Step, call: Callable[[], object]) -> bool:
         """Call it once nothing of this step goes on; something does now. False: this call was asked for already."""
         calls = self._waiting.setdefault(step, {})
