@@ -468,7 +468,9 @@ class Executor:
             outcome = timed_out(call, action.attempt, started_at)
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
-        if self.shop.leftovers and self._goes_on(call.key):  # of the try before, or of this run's last claim in this process
+        if self.shop.leftovers and self._goes_on(
+            call.key
+        ):  # of the try before, or of this run's last claim in this process
             self.postponed.append(action)
             if self.shop.leftovers.when_over((self.run.id, call.key), self.tick):
                 log.info("step_waits", run_id=str(self.run.id), step=call.key, attempt=action.attempt)
@@ -502,12 +504,12 @@ class Executor:
     def _run_thread(
         self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, left: float | None
     ) -> None:
-        began = None
+        began: Callable[[], object] | None = None
         if left is not None:
             if isinstance(body.call.timeout, dt.datetime):
                 self._ring(body, left)
             else:  # the wait for a thread does not count
-                began = functools.partial(self._host.call_soon_threadsafe, self._ring, body, left)
+                began = functools.partial(self._host.call_soon_threadsafe, functools.partial(self._ring, body, left))
         # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
         work = body.task = body.thread = self.shop.threads.submit(
             body.context.run, _run_sync, body, args, kwargs, info, self.shop.settings, began

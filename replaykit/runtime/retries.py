@@ -160,6 +160,7 @@ def _with_statistics(retry: BaseRetrying, tries: int, elapsed_seconds: float, id
 
 
 def _seconds(wait: Any, strategy: Any) -> float:
+    number: Any = wait
     try:
         if isinstance(wait, str):
             raise TypeError
@@ -170,7 +171,7 @@ def _seconds(wait: Any, strategy: Any) -> float:
             f"wait={name} of retry= returned {_REPR.repr(wait)}: it must return seconds, as a number; 0 is no wait"
         ) from None
     except OverflowError:  # 2 ** 10_000, of an exponential wait without max=
-        seconds = math.inf if wait > 0 else 0.0
+        seconds = math.inf if number > 0 else 0.0
     if not seconds > 0:  # negative, or not a number
         return 0.0
     return min(seconds, WAIT_SECONDS_MAX)

@@ -12,7 +12,7 @@ import typing as t
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typing_extensions as te
@@ -219,7 +219,9 @@ def test_a_sign_that_would_be_lost_is_refused() -> None:
 def test_an_attribute_that_is_no_field_is_refused_with_its_name() -> None:
     """Set on a dataclass or model, or in a slot of a base: it would be gone in the body and after a crash."""
     place, shape, slotted = Place(1), Shape(x=1), OnSlots(1)
-    place.__dict__["more"] = shape.__dict__["more"] = 7
+    for one in (place, shape):
+        attributes: dict[str, Any] = vars(cast(Any, one))
+        attributes["more"] = 7
     slotted.hidden = 7  # type: ignore[attr-defined]
 
     for value, name in ((place, "more"), (shape, "more"), (slotted, "hidden")):
@@ -233,7 +235,8 @@ def test_an_attribute_that_is_no_field_is_refused_with_its_name() -> None:
 def test_what_a_library_keeps_on_a_row_is_no_loss() -> None:
     """SQLModel's rows carry a state of SQLAlchemy's, which their class makes anew."""
     row = Shape(x=1)
-    row.__dict__["_sa_instance_state"] = object()
+    attributes: dict[str, Any] = vars(cast(Any, row))
+    attributes["_sa_instance_state"] = object()
 
     assert codec_for(Shape).encode_checked(row)[1].x == 1
 

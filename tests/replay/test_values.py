@@ -182,7 +182,8 @@ def test_a_group_of_groups_has_a_limit_of_its_own() -> None:
     """A hundred members in all, however they are nested; the rest is counted in a note."""
     group: BaseException = ValueError("leaf")
     for _ in range(6):
-        group = BaseExceptionGroup("g", [group] * 50)
+        members: list[BaseException] = [group] * 50
+        group = BaseExceptionGroup("g", members)
 
     text = encode_error(group)
     twin = decode_error(text)

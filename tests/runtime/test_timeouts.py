@@ -6,7 +6,7 @@ import asyncio
 import datetime as dt
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,13 +97,18 @@ async def fact(look: Any, what: str) -> None:
     await asyncio.to_thread(eventually, look, what)
 
 
+def body_of(sync: bool) -> Callable[[int], Any]:
+    """Either of the two."""
+    return hang_sync if sync else hang
+
+
 TIMEOUTS: dict[str, float | dt.timedelta] = {"seconds": 0.05, "timedelta": dt.timedelta(milliseconds=50)}
 
 
 @workflow
 async def limited(kind: str, sync: bool) -> str:
     """A step that takes too long."""
-    return await step.options(timeout=TIMEOUTS[kind])(hang_sync if sync else hang, 1)
+    return await step.options(timeout=TIMEOUTS[kind])(body_of(sync), 1)
 
 
 @pytest.mark.parametrize("kind", TIMEOUTS)
@@ -190,7 +195,7 @@ RETRY = AsyncRetrying(retry=retry_if_exception_type(TimeoutError), stop=stop_aft
 @workflow
 async def stubborn(slow_tries: int, sync: bool) -> str:
     """Tries again when the time is up."""
-    return await step.options(timeout=0.1, retry=RETRY)(hang_sync if sync else hang, slow_tries)
+    return await step.options(timeout=0.1, retry=RETRY)(body_of(sync), slow_tries)
 
 
 async def test_a_time_out_is_retried_as_a_timeout_error(dsn: str, rows: Rows) -> None:
@@ -317,14 +322,14 @@ async def test_the_wait_for_a_thread_is_no_part_of_the_time(dsn: str) -> None:
 async def overdue(sync: bool) -> str:
     """A moment that has passed."""
     moment = now() - dt.timedelta(seconds=1)
-    return await step.options(timeout=moment, retry=AsyncRetrying())(hang_sync if sync else hang, 0)
+    return await step.options(timeout=moment, retry=AsyncRetrying())(body_of(sync), 0)
 
 
 @workflow
 async def until(sync: bool) -> str:
     """A moment that comes while the first try runs, with retries without end."""
     moment = now() + dt.timedelta(seconds=0.3)
-    return await step.options(timeout=moment, retry=AsyncRetrying())(hang_sync if sync else hang, 99)
+    return await step.options(timeout=moment, retry=AsyncRetrying())(body_of(sync), 99)
 
 
 @workflow
