@@ -970,7 +970,7 @@ def _fields(value: Any) -> dict[str, Any]:
         if own.keys() - found.keys():
             more |= {name: item for name, item in own.items() if name not in found and not _is_made_anew(cls, name)}
         return found | more if more else found
-    found: dict[str, Any] = cast(Any, value).__dict__  # a model's own, not its class'
+    found = cast(Any, value).__dict__  # a model's own, not its class'
     fields = cls.__pydantic_fields__
     if len(found) > len(fields):
         found = {name: item for name, item in found.items() if name in fields or not _is_made_anew(cls, name)}
