@@ -286,7 +286,7 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
 
 def _onlooking(run_id: uuid.UUID) -> Iterator[tuple[Statement, dict[str, Any]]]:
     params = {"run_id": run_id, "run_ids": [run_id], "state": None, "workflow": None, "limit": 5, "stopped": True}
-    params |= {"first": 1, "last": 1}
+    params |= {"first": 1, "last": 1, "keys": ["s"]}
     for value in vars(onlookers).values():
         if isinstance(value, Statement):
             yield value, params

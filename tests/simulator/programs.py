@@ -132,7 +132,10 @@ class _Grower:
         parts = [self.node(0) for _ in range(self.dice.randint(2, 4))]
         parts = [("attempt", part) if self.dice.random() < 0.7 else part for part in parts]
         if self.dice.random() < 0.3:  # runs that fail are retried: now it may go well
-            parts.insert(self.dice.randint(1, len(parts)), ("fail", self.dice.choice((1, 2, 3)), True))
+            end: Node = ("fail", self.dice.choice((1, 2, 3)), True)
+            if self.dice.random() < 0.7:  # of a step, whose siblings have ended after it
+                end = ("collect", ("flaky", *self.part("steps", 9)))
+            parts.insert(self.dice.randint(1, len(parts)), end)
         return ("seq", tuple(parts))
 
     def node(self, depth: int) -> Node:
@@ -180,6 +183,7 @@ _SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "seq": ("nodes",),
     "gather": ("nodes", "flag"),
     "gather_calls": ("steps", "flag"),
+    "collect": ("steps",),
     "group": ("nodes",),
     "first": ("nodes", "flag"),
     "every": ("nodes",),
@@ -403,6 +407,21 @@ class Interpreter:
     async def _gather_calls(self, acc: list[int], kinds: tuple[str, ...], keep: bool) -> None:
         calls = [self.call(kind, acc[0] % 97 + i) for i, kind in enumerate(kinds)]
         self.see(acc, "gathered", [say(r) for r in await asyncio.gather(*calls, return_exceptions=keep)])
+
+    async def _collect(self, acc: list[int], kinds: tuple[str, ...]) -> None:
+        """All of them, each going on with what the others have made of the sum, and then the first error."""
+
+        async def chain(i: int, kind: str) -> Any:
+            got = await self.call(kind, acc[0] % 97 + i)
+            mix(acc, zlib.crc32(say(got).encode("utf-8", "backslashreplace")))
+            return await self.call("add", acc[0] % 97)
+
+        chains = [chain(i, kind) for i, kind in enumerate(kinds)]
+        results = await asyncio.gather(*chains, return_exceptions=True)
+        self.see(acc, "collected", [say(r) for r in results])
+        for one in results:
+            if isinstance(one, Exception):
+                raise one
 
     async def _group(self, acc: list[int], nodes: tuple[Node, ...]) -> None:
         try:

@@ -26,7 +26,7 @@ from tests.simulator.database import Database, Row
 from tests.simulator.simulation import Chances, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS_MAX = 400
+SEEDS_MAX = 600
 """Within so many schedules a missing rule must show."""
 
 ROUGH = Chances(crash=0.02, late=0.15, lost=0.1, stale=0.1, cancel=0.02)
@@ -282,7 +282,7 @@ tries_init = tries.Tries.__init__
         (what_is_set_aside_runs_again, "set aside and is asked for again"),
         (another_call_under_an_old_key, "another idempotency key"),
         (a_retry_forgets_its_tries, ""),
-        (commands_before_commit, "was not committed"),
+        (commands_before_commit, "a body of"),
         (a_verdict_for_each_row, "hole"),
         (timers_fire_early, "timer due"),
         (timers_without_wakes, "does not carry the wakes"),
