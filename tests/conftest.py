@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 
 from replaykit.runtime.embedded import EmbeddedPostgres
@@ -34,6 +35,14 @@ MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 4 * 1024**3
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_structlog() -> Iterator[None]:
+    """Whoever configures it, an example or the command line, does so for one test: events go where it is unconfigured."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
