@@ -123,7 +123,7 @@ def test_nothing_below_the_level_is_written(capsys: pytest.CaptureFixture[str]) 
 
     setup("json", "warning")
     structlog.get_logger().info("quiet")
-    logging.getLogger("shop").info("quiet")
-    logging.getLogger("shop").warning("loud")
+    logging.getLogger("cellar").info("quiet")
+    logging.getLogger("cellar").warning("loud")
 
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["loud"]
