@@ -258,7 +258,8 @@ class Simulation:
         self._obey(host)
         wake = host.driver.next_wake
         if host.outbox is None and not host.bodies and wake is not None:
-            clock = max(self._clock(host.worker), host.run.floor, *(e.at for e, _ in host.row.journal.values()), 0)
+            entries = (e.at for e, _ in host.row.journal.values())
+            clock = max(self._clock(host.worker), host.run.floor, host.row.started_at or 0, *entries)
             if wake - clock > SETTINGS.evict_after_seconds * 1_000_000:
                 raise Mismatch(f"run {host.row.number} waits {wake - clock} us in memory instead of leaving it")
 
