@@ -110,6 +110,9 @@ NAME_BYTES_MAX: Final = 200
 REAP_RUNS_MAX: Final = 500
 """Runs that one statement hands back or promotes."""
 
+RETRY_WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
+"""The longest wait before a step's next try: a strategy's infinity must stay a moment that Postgres and Python can write."""
+
 FRUITLESS_MAX: Final = 3
 """Recoveries in a row without progress after which a run is a suspect: its neighbours' bad luck seldom lasts that long."""
 

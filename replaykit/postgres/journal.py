@@ -14,7 +14,7 @@ from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import Attempt, Change, Entry, Finish, Hold, Park, Unit, Verdict
+from replaykit.replay.entries import FOREVER_US, Attempt, Change, Entry, Finish, Hold, Park, Unit, Verdict
 
 __all__ = [
     "ENTRY_COLUMNS",
@@ -29,9 +29,6 @@ __all__ = [
     "write_entry",
     "write_units",
 ]
-
-FOREVER_US: Final = 253_402_300_799_000_000
-"""The end of the year 9999: a park until later than this is a park without end."""
 
 _COLUMNS: Final = (
     "run_id, seq, key, name, kind, outcome, attempt, input, output, error, digest, idempotency_key,"

@@ -280,26 +280,17 @@ where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running
 
 # What others have left for them, all of it: what of it was answered, the journal says. Only the run's `wakes` that is read
 # with it (or before it) may be compared with: a row that comes later raises it again.
-CLAIM_MAIL = Statement(
-    "mailbox-read-claimed",
-    f"""
+_MAIL: Final = f"""
 select r.id, r.wakes, m.id, m.kind, m.body::text, {us("m.sent_at")}, m.sent_by
 from {{schema}}.runs r left join {{schema}}.mailbox m on m.run_id = r.id
-where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running' and r.wakes > 0
+where r.worker = %(worker)s and r.state = 'running' and r.wakes > 0{{under}}
 order by r.id, m.id
-""",
-)
+"""
+
+CLAIM_MAIL = Statement("mailbox-read-claimed", _MAIL.replace("{under}", " and r.lease_token = %(token)s"))
 
 # The same of runs that this worker has in memory and that others have written to.
-READ_MAIL = Statement(
-    "mailbox-read-woken",
-    f"""
-select r.id, r.wakes, m.id, m.kind, m.body::text, {us("m.sent_at")}, m.sent_by
-from {{schema}}.runs r left join {{schema}}.mailbox m on m.run_id = r.id
-where r.worker = %(worker)s and r.state = 'running' and r.wakes > 0
-order by r.id, m.id
-""",
-)
+READ_MAIL = Statement("mailbox-read-woken", _MAIL.replace("{under}", ""))
 
 # A request to end that the run's code cannot be told of, because it cannot be replayed: it ends as asked.
 CANCEL_HELD = Statement(

@@ -24,6 +24,7 @@ unit once sent is not re-cut. What is due is delivered before newly requested co
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 from collections import deque
@@ -34,8 +35,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from replaykit.errors import NotJournalable
-from replaykit.limits import BATCH_ENTRIES_MAX, Settings
+from replaykit.limits import BATCH_ENTRIES_MAX, RETRY_WAIT_SECONDS_MAX, Settings
 from replaykit.replay.entries import (
+    FOREVER_US,
     Attempt,
     Change,
     ClaimedRun,
@@ -77,8 +79,6 @@ __all__ = [
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
 _INPUT_CHARS_LITTLE: Final = 250  # nothing shorter is the record of an input that grew, nor what one grew from
-_FOREVER: Final = 253_402_300_799_000_000  # the end of the year 9999, in microseconds
-_WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 
 
 class Phase(StrEnum):
@@ -119,9 +119,10 @@ def error_outcome(error: BaseException, started_at: int, line: str = "") -> Body
     return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
 
 
-def timeout_outcome(call: CallStep, attempt: int, seconds: float, started_at: int) -> BodyOutcome:
-    """A body's time ran out."""
-    error = TimeoutError(f"step {call.key}: attempt {attempt} did not end within {seconds:g} s")
+def timeout_outcome(call: CallStep, attempt: int, limit: float | dt.datetime, started_at: int) -> BodyOutcome:
+    """A body's time ran out: so many seconds, or the moment at which it had to have ended."""
+    when = f"by {limit.isoformat()}" if isinstance(limit, dt.datetime) else f"within {limit:g} s"
+    error = TimeoutError(f"step {call.key}: attempt {attempt} did not end {when}")
     outcome = error_outcome(error, started_at)
     outcome.outcome = Outcome.TIMEOUT
     return outcome
@@ -329,17 +330,16 @@ class Driver:
 
     def _attempt(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
         last = self._last_try(call.key)
-        idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000 if last is not None else 0.0
         ended_at = max(self._now, outcome.started_at)
         return Attempt(
             call.key,
             self._attempts_before(call.key) + 1,
             outcome.started_at,
             ended_at,
-            min(ended_at + math.ceil(min(wait_seconds, _WAIT_SECONDS_MAX) * 1_000_000), _FOREVER),
+            min(ended_at + math.ceil(min(wait_seconds, RETRY_WAIT_SECONDS_MAX) * 1_000_000), FOREVER_US),
             last.tries + 1 if last is not None else 1,
             last.first_at if last is not None else outcome.started_at,
-            idle,
+            last.idle_before_next if last is not None else 0.0,
             outcome.error or "{}",
             call.input.digest,
         )
@@ -776,8 +776,8 @@ class Driver:
         if last is None:
             self._actions.append(StartBody(call, self._attempts_before(call.key) + 1))
         else:
-            idle = last.idle_seconds + (last.next_at - last.ended_at) / 1_000_000
-            self._actions.append(StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, idle))
+            begin = StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, last.idle_before_next)
+            self._actions.append(begin)
 
 
 class Letters:

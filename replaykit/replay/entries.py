@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 __all__ = [
+    "FOREVER_US",
     "PROTOCOL",
     "Attempt",
     "Change",
@@ -31,6 +32,10 @@ __all__ = [
 
 PROTOCOL: Final = 1
 """Names the replay rules, codec tags and digest rules of this release (`runs.protocol`)."""
+
+
+FOREVER_US: Final = 253_402_300_799_000_000
+"""The end of the year 9999: nothing that waits until then or longer has an end."""
 
 
 class State(StrEnum):
@@ -113,6 +118,11 @@ class Attempt:
     error: str = ""  # JSON text; not read back
     digest: str | None = None  # of the try's input
     first_digest: str | None = None  # of the first try's: read back only
+
+    @property
+    def idle_before_next(self) -> float:
+        """Seconds that the step will have waited between its tries when the next one begins."""
+        return self.idle_seconds + (self.next_at - self.ended_at) / 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from replaykit.errors import ResultRejected
+from replaykit.limits import RETRY_WAIT_SECONDS_MAX
 from replaykit.replay.driver import BodyOutcome, StartBody, error_outcome
 from replaykit.replay.entries import Outcome
 from replaykit.runtime.timeouts import microseconds
@@ -26,10 +27,7 @@ from replaykit.runtime.timeouts import microseconds
 if TYPE_CHECKING:
     from tenacity import BaseRetrying
 
-__all__ = ["WAIT_SECONDS_MAX", "Decision", "Tried", "decide", "judge", "looks_at_results", "rejected"]
-
-WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
-"""A longer wait is this one: a hundred years, well before the end of Postgres' and Python's calendars."""
+__all__ = ["Decision", "Tried", "decide", "judge", "looks_at_results", "rejected"]
 
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
@@ -174,7 +172,7 @@ def _seconds(wait: Any, strategy: Any) -> float:
         seconds = math.inf if number > 0 else 0.0
     if not seconds > 0:  # negative, or not a number
         return 0.0
-    return min(seconds, WAIT_SECONDS_MAX)
+    return min(seconds, RETRY_WAIT_SECONDS_MAX)
 
 
 def looks_at_results(retry: BaseRetrying) -> bool:

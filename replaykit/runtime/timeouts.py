@@ -11,8 +11,7 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any, Final
 
-from replaykit.replay.driver import BodyOutcome, error_outcome, timeout_outcome
-from replaykit.replay.entries import Outcome
+from replaykit.replay.driver import BodyOutcome, timeout_outcome
 from replaykit.replay.requests import CallStep
 
 __all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "within"]
@@ -43,13 +42,8 @@ def timed_out(call: CallStep, attempt: int, started_at: int) -> BodyOutcome:
     """What is recorded of a try whose time ran out; its error is the builtin TimeoutError."""
     timeout = call.timeout
     assert timeout is not None
-    if not isinstance(timeout, dt.datetime):
-        return timeout_outcome(call, attempt, seconds_left(timeout, 0), started_at)
-    outcome = error_outcome(
-        TimeoutError(f"step {call.key}: attempt {attempt} did not end by {timeout.isoformat()}"), started_at
-    )
-    outcome.outcome = Outcome.TIMEOUT
-    return outcome
+    limit = timeout if isinstance(timeout, dt.datetime) else seconds_left(timeout, 0)
+    return timeout_outcome(call, attempt, limit, started_at)
 
 
 async def within(deadline: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,8 +15,9 @@ import tenacity.asyncio
 from tenacity import AsyncRetrying, BaseRetrying, Retrying, TryAgain
 
 from replaykit.errors import ConfigurationError
+from replaykit.limits import RETRY_WAIT_SECONDS_MAX
 from replaykit.replay.retrying import check_retry
-from replaykit.runtime.retries import WAIT_SECONDS_MAX, decide, looks_at_results, rejected
+from replaykit.runtime.retries import decide, looks_at_results, rejected
 
 KNOCK = OSError("knock")
 
@@ -345,8 +346,8 @@ def test_a_wait_that_is_no_number_is_told_by_the_strategys_name(strategy: Any, s
     [
         (-3, 0),
         (math.nan, 0),
-        (math.inf, WAIT_SECONDS_MAX),
-        (2**10_000, WAIT_SECONDS_MAX),
+        (math.inf, RETRY_WAIT_SECONDS_MAX),
+        (2**10_000, RETRY_WAIT_SECONDS_MAX),
         (-(2**10_000), 0),
         (0.25, 0.25),
     ],
