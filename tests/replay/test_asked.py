@@ -936,3 +936,22 @@ def test_a_step_in_back_off_when_another_one_killed_the_run_has_its_budget_anew_
     assert story.result == [1, 2]
     slow = [(b.attempt, b.tries) for b in story.began if b.key == "slow"]
     assert slow == [(1, 1), (2, 1)]
+
+
+def test_a_cancel_that_came_too_late_does_not_end_the_run_once_it_is_retried() -> None:
+    """It was never answered, and the person has changed their mind since."""
+
+    @workflow
+    async def one() -> int:
+        return await step(echo, 1)
+
+    story = Story(one, once("echo")).until(lambda s: "echo" in s.bodies)
+    story.end("echo")
+    story.cancel()
+    story.play()
+    assert story.state is State.FAILED
+    story.retry()
+    story.play()
+
+    assert story.result == 1
+    assert Kind.CANCEL not in [e.kind for e in story.journal]
