@@ -10,7 +10,10 @@ ReplaykitError
 ├── ResultRejected            a step's result that its retry= did not accept, when the tries are used up
 ├── StepFailed                a step's error whose class cannot be rebuilt; carries its type's name
 ├── RunNotFound               no run has that id or key
-├── NotRetryable              retry of a run that is neither failed nor held
+├── NotLanded                 a step's call that did not happen: raised by its body, or declared with not_landed=
+├── InDoubt                   a step's call of which nobody could say whether it happened, and that a person let fail
+├── NotRetryable              retry of a run that is neither failed nor held, or that has compensated something
+├── NotResolvable             a person's word on a call that is not in doubt, or has another word already
 ├── KeyConflict               the key belongs to a run of another workflow
 ├── RunFailed                 Handle.result() of a failed run; __cause__ is the run's error
 ├── RunHeld                   Handle.result() of a run that waits for a person
@@ -25,8 +28,11 @@ __all__ = [
     "ConfigurationError",
     "DatabaseUnreachable",
     "Gone",
+    "InDoubt",
     "KeyConflict",
     "NotJournalable",
+    "NotLanded",
+    "NotResolvable",
     "NotRetryable",
     "OutsideRun",
     "ReplaykitError",
@@ -91,8 +97,24 @@ class RunNotFound(ReplaykitError):
     """No run has that id or key."""
 
 
+class NotLanded(ReplaykitError):
+    """A step's call did not happen: the body of a step with an effect raises it to say so, and a reconciler returns it.
+
+    Raised by a body it is the step's error, like any other, and nothing is in doubt. A reconciler's answer after the worker's
+    death lets the body run again; after an exception that exception is the step's.
+    """
+
+
+class InDoubt(ReplaykitError):
+    """Nobody could say whether a step's call happened, and a person let the step fail; the message says who and why."""
+
+
+class NotResolvable(ReplaykitError):
+    """A person's word is not taken: the call is not in doubt, or there is another word already; the message names it."""
+
+
 class NotRetryable(ReplaykitError):
-    """A run that is neither failed nor held is not retried; the message names its state."""
+    """A run that is neither failed nor held is not retried, nor one that has compensated anything; the message says which."""
 
 
 class KeyConflict(ReplaykitError):

@@ -16,12 +16,17 @@ __all__ = [
     "Attempt",
     "Change",
     "ClaimedRun",
+    "Closing",
+    "Effect",
     "Entry",
     "Finish",
     "Hold",
+    "Intent",
+    "IntentState",
     "Kind",
     "Mail",
     "MailKind",
+    "Observation",
     "Outcome",
     "Park",
     "Release",
@@ -74,6 +79,26 @@ class MailKind(StrEnum):
 
     CANCEL = "cancel"  # to end
     RETRY = "retry"  # to go on, of a run that had failed or was held
+    RESOLVE = "resolve"  # a person's word on an intent in doubt
+
+
+class Effect(StrEnum):
+    """What a step's body does to the world (`effect=`, `intents.effect`)."""
+
+    REPEATABLE = "repeatable"  # nothing that a second time would spoil: no intent
+    IDEMPOTENT = "idempotent"  # the other side recognises a second call by its key
+    IRREVERSIBLE = "irreversible"  # a second call would be a second deed
+    TRANSACTIONAL = "transactional"  # rows of the journal's database, committed with the step's entry: no intent
+
+
+class IntentState(StrEnum):
+    """What is known of a call (`intents.state`)."""
+
+    OPEN = "open"  # it may have begun: its worker has not said what became of it
+    LANDED = "landed"  # it happened
+    NOT_LANDED = "not_landed"  # it did not happen
+    UNKNOWN = "unknown"  # nobody could say; while it is not resolved, a person is asked
+    COMPENSATED = "compensated"  # it happened, and was undone
 
 
 @dataclass(slots=True)
@@ -123,6 +148,55 @@ class Attempt:
     def idle_before_next(self) -> float:
         """Seconds that the step will have waited between its tries when the next one begins."""
         return self.idle_seconds + (self.next_at - self.ended_at) / 1_000_000
+
+
+@dataclass(slots=True)
+class Intent:
+    """A row of `intents`: from its commit on, this attempt's call may land.
+
+    `evidence` is JSON text, an object: what is known of the call, such as `{"error": ...}` of an attempt that failed, as
+    `encode_error` writes it.
+    """
+
+    key: str
+    attempt: int
+    name: str
+    effect: str
+    idempotency_key: str
+    input: str  # JSON text, in full
+    written_at: int
+    state: str = "open"
+    resolved: bool = False  # nobody is asked about it any more
+    evidence: str | None = None
+
+
+@dataclass(slots=True)
+class Closing:
+    """What becomes of the intent of one attempt, in the unit of what says so.
+
+    Attributes:
+        resolved: False with UNKNOWN: a person is to be asked.
+        by: who said so, where it was not the body: "reconcile", or a person.
+        evidence: JSON text, an object; added to the row's.
+    """
+
+    key: str
+    attempt: int
+    state: str
+    resolved: bool = True
+    by: str | None = None
+    evidence: str | None = None
+
+
+@dataclass(slots=True)
+class Observation:
+    """An identifier of the world outside that a body told: `step.current().observe("ticket", "123")`."""
+
+    key: str
+    attempt: int
+    kind: str
+    id: str
+    observed_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +262,10 @@ class Unit:
     wakes: int | None = None
     note: str | None = None
     tries: int = 0  # how often it was sent: above 1, an earlier commit of it may already stand
+    intents: list[Intent] = field(default_factory=list)  # new ones
+    closings: list[Closing] = field(default_factory=list)  # of older ones, or of those
+    observations: list[Observation] = field(default_factory=list)
+    within: str | None = None  # key of the transactional step in whose transaction it is written
 
     @property
     def size(self) -> int:
@@ -197,6 +275,8 @@ class Unit:
             n += 200 + len(e.input or "") + len(e.output or "") + len(e.error or "")
         for a in self.attempts:
             n += 200 + len(a.error)
+        for i in self.intents:
+            n += 200 + len(i.input)
         if isinstance(self.change, Finish):
             n += len(self.change.output or "") + len(self.change.error or "")
         return n
@@ -236,3 +316,5 @@ class ClaimedRun:
     rewinds: list[tuple[int, int]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     mail: list[Mail] = field(default_factory=list)
+    intents: list[Intent] = field(default_factory=list)  # all that are open, unknown or not_landed, by key and attempt
+    observations: list[Observation] = field(default_factory=list)  # the latest

@@ -11,6 +11,8 @@ from enum import Enum
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+from replaykit.errors import NotLanded
+from replaykit.replay.entries import Effect
 from replaykit.replay.signature import BoundInput, FunctionInfo
 
 if TYPE_CHECKING:  # a workflow's module that declares no retry needs no tenacity
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # a workflow's module that declares no retry needs no tenacit
 __all__ = ["POLICY_ATTRIBUTE", "UNSET", "CallStep", "CancelStep", "Command", "Pending", "Policy", "Unset", "line_of"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+_EFFECTS: Final[dict[Effect, Effect | None]] = {e: None if e is Effect.REPEATABLE else e for e in Effect}
 
 POLICY_ATTRIBUTE: Final = "__replaykit_policy__"
 """Where `@step.policy(...)` leaves its policy; the function stays plain."""
@@ -39,7 +43,8 @@ class Policy:
     """How a step is to be treated: declared on the function, overridden for one call.
 
     `retry` is a tenacity object; `timeout` is for each attempt: seconds, a timedelta or an aware moment; `durability` says
-    whether a result is handed on before its commit ("async").
+    whether a result is handed on before its commit ("async"); `effect` and what follows it say what its body does to the
+    world, and how that is found out, undone and for how long (seconds, a timedelta) its idempotency key is recognised.
     """
 
     name: str | None = None
@@ -47,6 +52,11 @@ class Policy:
     retry: BaseRetrying | Unset | None = UNSET
     timeout: float | dt.timedelta | dt.datetime | Unset | None = UNSET
     durability: Literal["sync", "async"] | Unset = UNSET
+    effect: Effect | Unset = UNSET
+    reconcile: Callable[[Any], Coroutine[Any, Any, Any]] | Unset | None = UNSET
+    not_landed: tuple[type[BaseException], ...] | Unset = UNSET
+    compensate: Callable[..., Any] | Unset | None = UNSET
+    key_valid_for: float | dt.timedelta | Unset | None = UNSET
 
     def over(self, other: Policy | None) -> Policy:
         """These options, completed by those of `other`."""
@@ -58,6 +68,11 @@ class Policy:
             retry=other.retry if self.retry is UNSET else self.retry,
             timeout=other.timeout if self.timeout is UNSET else self.timeout,
             durability=other.durability if self.durability is UNSET else self.durability,
+            effect=other.effect if self.effect is UNSET else self.effect,
+            reconcile=other.reconcile if self.reconcile is UNSET else self.reconcile,
+            not_landed=other.not_landed if self.not_landed is UNSET else self.not_landed,
+            compensate=other.compensate if self.compensate is UNSET else self.compensate,
+            key_valid_for=other.key_valid_for if self.key_valid_for is UNSET else self.key_valid_for,
         )
 
 
@@ -67,7 +82,9 @@ class CallStep:
     __slots__ = (
         "abandoned",
         "asked_at",
+        "compensates",
         "context",
+        "effect",
         "function",
         "future",
         "idempotency_key",
@@ -79,6 +96,7 @@ class CallStep:
         "number",
         "policy",
         "runs_ahead",
+        "saga",
         "shift",
     )
 
@@ -101,6 +119,10 @@ class CallStep:
         self.line = line
         self.runs_ahead = policy is not None and policy.durability == "async"
         """Whether its body may start ahead of the journal and its result is handed on before its commit."""
+        self.effect = None if policy is None or policy.effect is UNSET else _EFFECTS[policy.effect]
+        """Its `effect=`; None of a repeatable step."""
+        self.saga: Any = None  # the innermost `saga()` that it was called in and that owes its undoing
+        self.compensates: str | None = None  # of an undoing: key of the step that it undoes
         self.abandoned = False
         self.asked_at = 0  # the run's clock then
         self.shift = 0  # microseconds by which a rewind moved the moments that it was asked with
@@ -108,6 +130,36 @@ class CallStep:
         self.idempotency_key = ""  # set when its body is to start
         self.context: contextvars.Context | None = None
         self.future: asyncio.Future[Any] | None = None
+
+    @property
+    def has_intent(self) -> bool:
+        """Whether an intent is committed before its body begins."""
+        return self.effect is Effect.IDEMPOTENT or self.effect is Effect.IRREVERSIBLE
+
+    @property
+    def reconcile(self) -> Callable[[Any], Coroutine[Any, Any, Any]] | None:
+        """Its `reconcile=`."""
+        return None if self.policy is None or self.policy.reconcile is UNSET else self.policy.reconcile
+
+    @property
+    def compensate(self) -> Callable[..., Any] | None:
+        """Its `compensate=`."""
+        return None if self.policy is None or self.policy.compensate is UNSET else self.policy.compensate
+
+    @property
+    def key_valid_us(self) -> int | None:
+        """Microseconds for which the other side recognises its key; None: for ever."""
+        if self.policy is None or self.policy.key_valid_for is UNSET or self.policy.key_valid_for is None:
+            return None
+        valid = self.policy.key_valid_for
+        return int((valid.total_seconds() if isinstance(valid, dt.timedelta) else valid) * 1_000_000)
+
+    def says_not_landed(self, error: BaseException) -> bool:
+        """Whether an exception of its body says that its call did not happen."""
+        if isinstance(error, NotLanded):
+            return True
+        declared = None if self.policy is None or self.policy.not_landed is UNSET else self.policy.not_landed
+        return declared is not None and isinstance(error, declared)
 
     @property
     def retry(self) -> BaseRetrying | None:
