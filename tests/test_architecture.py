@@ -34,6 +34,9 @@ INTERFACES_KNOW = {"about", "errors", "events", "limits", "runtime", "face", "in
 # Only these may speak to a database: everything else hands them SQL as values.
 PSYCOPG_USERS = {"postgres"}
 
+# What is known by type alone (below TYPE_CHECKING): connection() without a class gives a body psycopg's own.
+TYPES_ALONE = {("replaykit.replay.calls", "psycopg"), ("replaykit.replay.calls", "psycopg.rows")}
+
 # All that replay/ may import: nothing that reads a clock, rolls dice, or touches a file, socket, thread or process.
 REPLAY_IMPORTS = {
     *(
@@ -157,6 +160,14 @@ def imports(source: Source) -> Iterator[tuple[ast.AST, str, str | None]]:
             yield from ((node, absolute(source, node), alias.name) for alias in node.names)
 
 
+def for_types_alone(source: Source, node: ast.AST, module: str) -> bool:
+    """Whether an import is one of TYPES_ALONE, where nothing executes it."""
+    return (source.module, module) in TYPES_ALONE and any(
+        isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and node in block.body
+        for block in source.tree.body
+    )
+
+
 def absolute(source: Source, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
@@ -225,6 +236,7 @@ def test_only_the_postgres_floor_imports_the_driver() -> None:
         for node, module, _ in imports(source)
         if module.split(".")[0] in {"psycopg", "psycopg_pool", "sqlalchemy", "alembic"}
         and source.floor not in PSYCOPG_USERS
+        and not for_types_alone(source, node, module)
     ]
 
     assert users == []
@@ -239,7 +251,7 @@ def test_the_replay_is_pure() -> None:
             continue
         for node, module, name in imports(source):
             top = module.split(".")[0]
-            if top not in REPLAY_IMPORTS and top != "replaykit":
+            if top not in REPLAY_IMPORTS and top != "replaykit" and not for_types_alone(source, node, module):
                 impure.append(f"{source.at(node)} imports {module}")
             if name is not None and name not in REPLAY_NAMES.get(top, {name}):
                 impure.append(f"{source.at(node)} imports {name} from {module}")

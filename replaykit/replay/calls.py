@@ -11,22 +11,26 @@ import contextvars
 import datetime as dt
 import random
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, overload
 
 from replaykit.errors import ConfigurationError, Gone, OutsideRun
-from replaykit.replay.execution import Execution, current_execution
-from replaykit.replay.keys import check_name
+from replaykit.replay.execution import EPOCH, Execution, current_execution
+from replaykit.replay.keys import check_name, check_observation, key_uuid
 from replaykit.replay.loop import RunLoop
 from replaykit.replay.requests import POLICY_ATTRIBUTE, UNSET, Pending, Policy, Unset
 from replaykit.replay.retrying import check_retry
 from replaykit.replay.signature import FunctionInfo, describe
 
 if TYPE_CHECKING:
+    import psycopg
+    from psycopg.rows import TupleRow
     from tenacity import BaseRetrying
 
 __all__ = [
     "CURRENT_STEP",
+    "Committing",
+    "EffectSide",
     "Moment",
     "Step",
     "StepCall",
@@ -43,13 +47,61 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+AsyncKind = TypeVar("AsyncKind", bound="_AsyncConnection")
+SyncKind = TypeVar("SyncKind", bound="_SyncConnection")
 
 Moment = float | dt.timedelta | dt.datetime
 """Wherever a time is asked for: seconds, a timedelta, or an aware moment."""
 
 
+class Committing(Protocol):
+    """An observation on its way into the journal: nobody has to wait for it, an async body may `await` its commit, a sync
+    one may call `result()`."""
+
+    def __await__(self) -> Generator[Any, Any, None]: ...
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for the commit, in a thread.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: the time is over; the observation is still on its way.
+        """
+
+
+class EffectSide(Protocol):
+    """What few steps ask for, behind `StepInfo`: the runtime's object for this try of the step."""
+
+    @property
+    def written_at(self) -> int | None:
+        """Microseconds since 1970 of its intent; None without one."""
+
+    @property
+    def connect(self) -> Callable[[type[Any] | None], Any] | None:
+        """Gives the body's own connection of a class (None: psycopg's own, of the body's sort): in an async body an awaitable of
+        it, in a sync one itself. None: the step is not transactional."""
+
+    def observed(self) -> Sequence[tuple[str, str]]:
+        """(kind, id) of all observations of the step, oldest first: of earlier tries, and of this one, committed or not."""
+        ...
+
+    def observe(self, kind: str, id: str) -> Committing:
+        """Send an observation with the next commit. Called in the body: on the worker's loop or in a thread."""
+        ...
+
+
+class _AsyncConnection(Protocol):
+    async def commit(self) -> None: ...
+
+
+class _SyncConnection(Protocol):
+    def commit(self) -> None: ...
+
+
 class StepInfo:
-    """What a step's body may know of itself: `step.current()`.
+    """What a step's body may know of itself: `step.current()`. So may its reconciler.
 
     Attributes:
         run_id: the run.
@@ -59,7 +111,17 @@ class StepInfo:
         client: a `Client` on the worker's database.
     """
 
-    __slots__ = ("_decode_input", "_idempotency_key", "_input", "attempt", "client", "key", "resources", "run_id")
+    __slots__ = (
+        "_decode_input",
+        "_effects",
+        "_idempotency_key",
+        "_input",
+        "attempt",
+        "client",
+        "key",
+        "resources",
+        "run_id",
+    )
 
     def __init__(
         self,
@@ -70,6 +132,7 @@ class StepInfo:
         decode_input: Callable[[], dict[str, Any]],
         resources: Any = None,
         client: Any = None,
+        effects: EffectSide | None = None,
     ) -> None:
         self.run_id = run_id
         self.key = key
@@ -79,6 +142,7 @@ class StepInfo:
         self.client = client
         self._decode_input = decode_input
         self._input: dict[str, Any] | None = None
+        self._effects = effects
 
     @property
     def idempotency_key(self) -> str:
@@ -95,11 +159,81 @@ class StepInfo:
         return self._idempotency_key
 
     @property
+    def idempotency_uuid(self) -> uuid.UUID:
+        """The same as a UUID (version 8), for an interface that wants one.
+
+        Raises:
+            OutsideRun: the step has `durability="async"`.
+        """
+        return key_uuid(self.idempotency_key)
+
+    @property
     def input(self) -> dict[str, Any]:
         """The recorded arguments by parameter name, decoded when first asked for."""
         if self._input is None:
             self._input = self._decode_input()
         return self._input
+
+    @property
+    def written_at(self) -> dt.datetime | None:
+        """When the intent of this attempt was written, aware, in UTC: no earlier can its call have landed. None without one."""
+        at = None if self._effects is None else self._effects.written_at
+        return None if at is None else EPOCH + dt.timedelta(microseconds=at)
+
+    @property
+    def observed(self) -> tuple[tuple[str, str], ...]:
+        """`(kind, id)` of all that this step has observed, oldest first, earlier attempts included."""
+        return () if self._effects is None else tuple(self._effects.observed())
+
+    def observe(self, kind: str, id: str) -> Committing:
+        """Tell an identifier of the world outside, such as `observe("ticket", "123")`: it is committed as soon as can be, seen by
+        later attempts and by the reconciler, and found by `replaykit find ticket:123`.
+
+        Args:
+            kind: what the identifier names, without a colon.
+            id: the identifier.
+
+        Returns:
+            What an async body may await, and a sync one wait for with `.result()`: the commit. Nobody has to.
+
+        Raises:
+            ConfigurationError: no text, an empty one, or one that cannot be stored.
+            OutsideRun: the step has `durability="async"`, or this is no longer its body.
+        """
+        check_observation(kind, id, self.key)
+        if not self._idempotency_key:
+            raise OutsideRun(
+                f"observe({kind!r}, ...) in step {self.key}, which has durability='async' and may run again after others "
+                "have gone on from it: give it durability='sync'"
+            )
+        if self._effects is None:
+            raise OutsideRun(f"observe({kind!r}, ...) in step {self.key}: no run here takes observations")
+        return self._effects.observe(kind, id)
+
+    @overload
+    def connection(self) -> Awaitable[psycopg.AsyncConnection[TupleRow]]: ...
+    @overload
+    def connection(self, kind: type[AsyncKind]) -> Awaitable[AsyncKind]: ...
+    @overload
+    def connection(self, kind: type[SyncKind]) -> SyncKind: ...
+    def connection(self, kind: type[Any] | None = None) -> Any:
+        """The connection of a step with `effect="transactional"`, on the journal's database: what the body writes over it is
+        committed together with the step's entry, or not at all. It is committed for the body, never by it.
+
+        Args:
+            kind: psycopg's `AsyncConnection` (the default) or SQLAlchemy's `AsyncConnection` or `AsyncSession`: await what this
+                returns. In a sync body psycopg's `Connection` or SQLAlchemy's `Connection` or `Session`: itself.
+
+        Raises:
+            OutsideRun: the step is not transactional.
+            ConfigurationError: another class, or one of the other sort of body.
+        """
+        connect = None if self._effects is None else self._effects.connect
+        if connect is None:
+            raise OutsideRun(
+                f"connection() in step {self.key}, which is not transactional: declare it with effect='transactional'"
+            )
+        return connect(kind)
 
     def __repr__(self) -> str:
         return f"<step {self.key}, attempt {self.attempt} of run {self.run_id}>"

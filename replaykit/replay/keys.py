@@ -13,7 +13,7 @@ from uuid import UUID
 from replaykit.errors import ConfigurationError
 from replaykit.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
 
-__all__ = ["IdempotencyKeys", "absolute_key", "check_name", "idempotency_key"]
+__all__ = ["IdempotencyKeys", "absolute_key", "check_name", "check_observation", "idempotency_key", "key_uuid"]
 
 _FORBIDDEN = frozenset("/#@~=\0")
 
@@ -58,6 +58,41 @@ def absolute_key(key: str) -> str:
     return f"={key}"
 
 
+def check_observation(kind: str, id: str, step_key: str) -> None:
+    """See that `observe(kind, id)` can be stored, and found as `kind:id`.
+
+    Args:
+        kind: what the identifier names.
+        id: the identifier.
+        step_key: of the step that observes, for the sentence.
+
+    Raises:
+        ConfigurationError: what is wrong with which.
+    """
+    for what, text in (("kind", kind), ("id", id)):
+        said = f"observe({kind!r}, {id!r}) in step {step_key}: the {what}"
+        if not isinstance(text, str) or not text:
+            way_out = (
+                f"write str({id!r})" if what == "id" and text not in (None, "") else 'such as observe("ticket", "123")'
+            )
+            raise ConfigurationError(f"{said} is a non-empty text, {way_out}")
+        if "\0" in text:
+            raise ConfigurationError(f"{said} holds NUL, which Postgres does not store: leave it out")
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"{said} holds a lone surrogate, which Postgres does not store") from None
+        if size > KEY_BYTES_MAX:
+            raise ConfigurationError(
+                f"observe() in step {step_key}: the {what} {text[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX}"
+            )
+    if ":" in kind:
+        raise ConfigurationError(
+            f"observe({kind!r}, {id!r}) in step {step_key}: the kind holds ':', which ends it in `replaykit find kind:id`: "
+            "write another, such as with '.'"
+        )
+
+
 class IdempotencyKeys:
     """`idempotency_key` for the steps of one run: what they share is hashed once."""
 
@@ -78,3 +113,9 @@ def idempotency_key(run_id: UUID, key: str) -> str:
     NUL and the digest of its input after the step key (`rewinds.py`): one key never has two inputs.
     """
     return IdempotencyKeys(run_id).of(key)
+
+
+def key_uuid(key: str) -> UUID:
+    """An idempotency key as a UUID: its 128 bits, with RFC 9562's version 8 (an algorithm of one's own) and variant set."""
+    bits = int(key, 16)
+    return UUID(int=bits & ~(0xF << 76) & ~(0x3 << 62) | 0x8 << 76 | 0x2 << 62)
