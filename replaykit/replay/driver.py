@@ -24,7 +24,6 @@ unit once sent is not re-cut. What is due is delivered before newly requested co
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import math
 from collections import deque
@@ -34,7 +33,6 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-from replaykit.errors import NotJournalable
 from replaykit.limits import BATCH_ENTRIES_MAX, RETRY_WAIT_SECONDS_MAX, Settings
 from replaykit.replay.entries import (
     FOREVER_US,
@@ -46,7 +44,6 @@ from replaykit.replay.entries import (
     Hold,
     Kind,
     Mail,
-    MailKind,
     Outcome,
     Park,
     Release,
@@ -55,12 +52,12 @@ from replaykit.replay.entries import (
     Verdict,
 )
 from replaykit.replay.execution import Execution
-from replaykit.replay.failures import decode_error, encode_error
-from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import IdempotencyKeys
+from replaykit.replay.letters import Letters
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.rewinds import Rewinds
-from replaykit.replay.signature import GROWN_CHARS_MIN, FunctionInfo, GrowingInputs
+from replaykit.replay.signature import GROWN_CHARS_MIN, GrowingInputs
 from replaykit.replay.tries import Tries
 
 __all__ = [
@@ -89,43 +86,6 @@ class Phase(StrEnum):
     LOST = "lost"  # the lease is another's
     STALE = "stale"  # this worker's, but the journal must be read again under a new token
     BROKEN = "broken"  # this worker's, to be held at once: the journal or the database refused a unit for good
-
-
-@dataclass(slots=True)
-class BodyOutcome:
-    """What became of a body: JSON text, and the object that the code is given."""
-
-    outcome: Outcome
-    output: str | None
-    error: str | None
-    value: Any
-    started_at: int
-
-
-def result_outcome(info: FunctionInfo, value: Any, started_at: int, settings: Settings) -> BodyOutcome:
-    """A body returned: its result encoded and decoded again, or the `NotJournalable` that says why it can't be."""
-    try:
-        text, decoded = info.encode_result(value)
-        check_size(text, settings.payload_bytes_max, "the result")
-    except NotJournalable as refused:
-        return error_outcome(info.refused_result(refused), started_at, info.line)
-    return BodyOutcome(Outcome.OK, text, None, decoded, started_at)
-
-
-def error_outcome(error: BaseException, started_at: int, line: str = "") -> BodyOutcome:
-    """A body raised: the error as the journal rebuilds it, so that the first run sees what a replay sees. `line` is to blame
-    where the body's code did not raise it."""
-    text = encode_error(error, line)
-    return BodyOutcome(Outcome.ERROR, None, text, decode_error(text), started_at)
-
-
-def timeout_outcome(call: CallStep, attempt: int, limit: float | dt.datetime, started_at: int) -> BodyOutcome:
-    """A body's time ran out: so many seconds, or the moment at which it had to have ended."""
-    when = f"by {limit.isoformat()}" if isinstance(limit, dt.datetime) else f"within {limit:g} s"
-    error = TimeoutError(f"step {call.key}: attempt {attempt} did not end {when}")
-    outcome = error_outcome(error, started_at)
-    outcome.outcome = Outcome.TIMEOUT
-    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -778,54 +738,6 @@ class Driver:
         else:
             begin = StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, last.idle_before_next)
             self._actions.append(begin)
-
-
-class Letters:
-    """What others have written to a run, and what of it was answered."""
-
-    def __init__(self, letters: list[Mail]) -> None:
-        self.cancels = 0  # entries of requests to end
-        self.rewinds = 0  # entries of requests to go on
-        self.open = False  # whether there is one to be answered
-        self._answered_max: dict[str, int] = {Kind.CANCEL: 0, Kind.REWIND: 0}
-        self.read(letters)
-
-    def read(self, letters: list[Mail]) -> None:
-        """All of the mailbox, as it is now."""
-        self._letters = letters
-        self.open = bool(letters) and self.cancel is not None
-
-    def answered(self, entry: Entry) -> None:
-        """The journal holds the answer of one."""
-        self.cancels += entry.kind == Kind.CANCEL
-        self.rewinds += entry.kind == Kind.REWIND
-        if entry.mailbox_id is not None and entry.kind in self._answered_max:
-            self._answered_max[entry.kind] = max(self._answered_max[entry.kind], entry.mailbox_id)
-        self.open = bool(self._letters) and self.cancel is not None
-
-    @property
-    def cancel(self) -> Mail | None:
-        """The earliest request to end that was not answered. One from before a retry is over: the person changed their mind."""
-        seen = max((m.id for m in self._letters if m.kind == MailKind.RETRY), default=0)
-        seen = max(seen, self._answered_max[Kind.CANCEL])
-        return next((m for m in self._letters if m.kind == MailKind.CANCEL and m.id > seen), None)
-
-    @property
-    def retry_of_failed(self) -> Mail | None:
-        """The request to go on after a failure that has no rewind yet."""
-        seen = self._answered_max[Kind.REWIND]
-        retries = [m for m in self._letters if m.kind == MailKind.RETRY and m.id > seen]
-        return next((m for m in retries if _body(m).get("from") == State.FAILED), None)
-
-    @property
-    def accept_inputs_to(self) -> int:
-        """Up to which seq recorded results are taken whatever inputs the code asks with now."""
-        return max((_body(m).get("seq", 0) for m in self._letters if _body(m).get("accept") == "inputs"), default=0)
-
-
-def _body(letter: Mail) -> dict[str, Any]:
-    found = json.loads(letter.body) if letter.kind == MailKind.RETRY and letter.body is not None else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:
