@@ -1,4 +1,4 @@
-"""`replaykit cancel` and `replaykit retry`: the same request to one run after another."""
+"""What a person asks of runs: `replaykit cancel` and `retry`, the same of one after another, and `replaykit resolve`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Final, Literal
 
 import click
 
-from replaykit.errors import NotRetryable, RunNotFound
+from replaykit.errors import InDoubt, NotLanded, NotRetryable, RunNotFound
 from replaykit.interfaces.output import say
 from replaykit.runtime.client import Client, Handle
 from replaykit.runtime.inspect import Inspector
 from replaykit.runtime.target import Target
+from replaykit.runtime.words import landed_json
 
-__all__ = ["cancel_runs", "retry_runs"]
+__all__ = ["cancel_runs", "resolve_call", "retry_runs"]
 
 STDIN: Final = "-"
 
@@ -35,6 +36,37 @@ def retry_runs(
     """Take failed and held runs on. Returns the exit code."""
     who = by or _login()
     return _ask_each(target, references, lambda handle: handle.retry(accept=accept, by=who), as_json=as_json)
+
+
+def resolve_call(
+    target: Target,
+    reference: str,
+    key: str,
+    *,
+    landed: str | None,
+    not_landed: bool,
+    by: str | None,
+    comment: str | None,
+    as_json: bool,
+) -> int:
+    """Give a person's word on one call: it has landed with this JSON, it has not, or (neither) the step fails.
+
+    Raises:
+        click.UsageError: `landed` is not JSON. The sentence does not name the value: it may be a secret.
+    """
+    answer = landed_json(landed) if landed is not None else NotLanded() if not_landed else InDoubt()
+    if answer is None:
+        raise click.UsageError("--landed is not JSON; text is written --landed '\"...\"'")
+    who = by or _login()
+
+    async def ask() -> str:
+        async with Client(target.open(), target.schema) as client:
+            return await client.handle(run_id).resolve(key, answer, by=who, comment=comment)
+
+    with Inspector(target) as inspector:
+        run_id = inspector.find(reference)
+    _print(str(run_id), asyncio.run(ask()), as_json)
+    return 0
 
 
 def _ask_each(target: Target, references: Iterable[str], verb: Verb, *, as_json: bool) -> int:

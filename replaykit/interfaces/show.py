@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -24,7 +25,7 @@ from replaykit.interfaces.output import (
 )
 from replaykit.runtime.inspect import error_words
 
-__all__ = ["draw_run", "draw_runs", "draw_workers", "state_text"]
+__all__ = ["draw_observations", "draw_run", "draw_runs", "draw_workers", "state_text"]
 
 Row = Mapping[str, Any]
 
@@ -32,6 +33,9 @@ _WORKER_STYLES = {"live": "green", "expired": "red", "stopped": "dim"}
 
 _TABLE_ROWS_MAX = 500
 """Rows that rich folds into a table: 0.6 ms each."""
+
+_UNDO = "~undo:"
+"""How the key of an undoing begins; the key of the step that it undoes follows."""
 
 _SHORT = 8
 """Characters of an id on a terminal: its end, which `show` and the others accept."""
@@ -88,6 +92,9 @@ def draw_run(report: Row) -> RenderableType:
         parts.append(_sentence("waits", f"for {run['waiting_for'] or 'its turn'}{when}", "magenta"))
     if (missing := _missing(report)) is not None:
         parts.append(_sentence("waits", f"for a worker: {missing}", "magenta"))
+    parts += _doubts(report)
+    if run["state"] == "held":
+        parts += [_sentence("undone", _undone(entry), "yellow") for entry in report.get("undone") or ()]
     if run["reason"]:
         parts.append(_sentence("held" if run["state"] == "held" else "reason", run["reason"], "yellow"))
     if run.get("error") is not None:
@@ -95,6 +102,69 @@ def draw_run(report: Row) -> RenderableType:
     elif run["state"] == "succeeded":
         parts.append(_sentence("result", one_line(run.get("output"), 400), "green"))
     return Group(*parts)
+
+
+def _doubts(report: Row) -> list[RenderableType]:
+    """The calls in doubt: when each may have landed, by what it is found outside, and how to say what became of it."""
+    seen = report.get("observations") or ()
+    parts: list[RenderableType] = []
+    for doubt in report.get("doubts") or ():
+        evidence = doubt["evidence"] if isinstance(doubt["evidence"], dict) else {}
+        if doubt["key"].startswith(_UNDO) and doubt["effect"] != "irreversible":
+            what, words = _not_undone(report["run"], doubt, evidence)
+        else:
+            what, words = _in_doubt(report["run"], doubt, evidence)
+        observed = [f"{one['kind']}:{one['id']}" for one in seen if one["key"] == doubt["key"]]
+        lines = [
+            *([what] if what else []),
+            *([f"observed {', '.join(observed)}"] if observed else []),
+            *([f"it ended with {_error_line(evidence['error'])}"] if evidence.get("error") else []),
+            *words,
+        ]
+        parts.append(_sentence("doubt", "\n".join(lines), "bold yellow"))
+    return parts
+
+
+def _in_doubt(run: Row, doubt: Row, evidence: Row) -> tuple[str, list[str]]:
+    begin, end = doubt["written_at"], doubt["until"]
+    span = f"after {_clock(begin)} ({ago(begin)})"
+    if end is not None:
+        span = f"between {_clock(begin)} and {_clock(end)} ({duration(seconds_between(begin, end))}, {ago(begin)})"
+    what = "\n".join(
+        [
+            f"{doubt['key']} (attempt {doubt['attempt']}, {doubt['effect']}) may have landed {span}",
+            f"idempotency key {doubt['idempotency_key']}",
+            f"input {one_line(doubt['input'], 400)}",
+        ]
+    )
+    not_landed = "it did not: its error is raised" if evidence.get("error") else "it did not: the body runs again"
+    return what, [
+        _command("resolve", run, doubt["key"], "--landed JSON", "it happened, and the step returns this"),
+        _command("resolve", run, doubt["key"], "--not-landed", not_landed),
+        _command("resolve", run, doubt["key"], "--fail", "nobody knows: the step raises InDoubt"),
+    ]
+
+
+def _not_undone(run: Row, doubt: Row, evidence: Row) -> tuple[str, list[str]]:
+    what = f"{doubt['key'].removeprefix(_UNDO)} is not undone: {doubt['name']} failed {ago(doubt['until'])}"
+    return what, [
+        f"replaykit retry {run['id']}   # {doubt['name']} runs again",
+        _command("resolve", run, doubt["key"], "--landed null", "it is undone: go on"),
+    ]
+
+
+def _command(verb: str, run: Row, key: str, option: str, what: str) -> str:
+    """A command to be copied. A key that begins like an option stands behind `--`."""
+    word = shlex.quote(key)
+    if key.startswith("-"):
+        return f"replaykit {verb} {option} -- {run['id']} {word}   # {what}"
+    return f"replaykit {verb} {run['id']} {word} {option}   # {what}"
+
+
+def _undone(entry: Row) -> str:
+    """An undoing that the journal holds."""
+    done = "" if entry["outcome"] == "ok" else f": {entry['outcome']}"
+    return f"{entry['key'].removeprefix(_UNDO)} by {entry['name']} (entry {entry['seq']}){done}"
 
 
 def _missing(report: Row) -> str | None:
@@ -123,6 +193,21 @@ def draw_workers(workers: Sequence[Row]) -> RenderableType:
             Text(str(worker["running"])),
             Text(ago(worker["heartbeat_at"]), "dim"),
             Text(_health(worker.get("health")), "dim"),
+        )
+    return table
+
+
+def draw_observations(rows: Sequence[Row], *, short: bool) -> RenderableType:
+    """What steps have observed, one a line; `short`: ends of ids only."""
+    table = _table("run", "step", "try", "kind", "id", "observed")
+    for row in rows:
+        table.add_row(
+            _id(row["run_id"], short),
+            Text(printable(row["key"])),
+            Text(str(row["attempt"])),
+            Text(printable(row["kind"])),
+            Text(printable(row["id"])),
+            Text(f"{_clock(row['observed_at'])} ({ago(row['observed_at'])})", "dim"),
         )
     return table
 

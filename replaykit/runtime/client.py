@@ -43,6 +43,7 @@ from replaykit.postgres.runs import (
     parse_runs,
     run_results,
 )
+from replaykit.replay.answers import Landed
 from replaykit.replay.calls import Moment, Workflow
 from replaykit.replay.codec import codec_for
 from replaykit.replay.entries import State
@@ -56,8 +57,9 @@ from replaykit.runtime.line import Line
 from replaykit.runtime.named import Caller, NamedWorkflows, bind_among
 from replaykit.runtime.starts import START_LOCK_SECONDS, Starts
 from replaykit.runtime.target import Target
-from replaykit.runtime.verbs import ask, checked_accept, checked_by
+from replaykit.runtime.verbs import ask, checked_accept, checked_by, checked_comment, checked_key
 from replaykit.runtime.watcher import ENDED, Watcher
+from replaykit.runtime.words import word_of
 
 __all__ = ["CLAIM_TASK", "Client", "Handle", "RunInfo"]
 
@@ -404,6 +406,38 @@ class Handle(Generic[T]):
         bound = checked_accept(accept), checked_by(by)
         session, run_id = await self._found()
         return await ask(session.line, mailbox.retry(run_id, *bound))
+
+    async def resolve(
+        self, key: str, answer: Landed[Any] | BaseException, *, by: str | None = None, comment: str | None = None
+    ) -> State:
+        """Say what became of a call that is in doubt; the run goes on at once.
+
+        The same word again, of whoever lost the answer, changes nothing. A value that does not fit the step's annotation
+        holds the run again, and another word may be given.
+
+        Args:
+            key: the step's key.
+            answer: `Landed(value)`: it happened, and the step returns this. `NotLanded()`: it did not; after a worker's death
+                the body runs again, after an error that error is raised. An error, such as `InDoubt()`: nobody knows; it is
+                raised by the step.
+            by: who says so, for people.
+            comment: how they know, for people.
+
+        Returns:
+            The run's state after it: pending.
+
+        Raises:
+            NotResolvable: no call of that key is in doubt, or another word was given for it, which the message names.
+            RunNotFound: no run has that id or key.
+            NotJournalable: the value has no JSON, or is too large.
+            ConfigurationError: no such answer, or a text that cannot be stored.
+        """
+        key, by, comment = checked_key(key), checked_by(by), checked_comment(comment)
+        word = word_of(answer, comment)
+        session, run_id = await self._found()
+        return await ask(
+            session.line, mailbox.resolve(run_id, key, word.word, word.value, word.error, by, word.comment)
+        )
 
     async def _found(self) -> tuple[_Session, UUID]:
         return await self._client._sessions.here(), self._id or (await self.info()).id

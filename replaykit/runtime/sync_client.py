@@ -18,6 +18,7 @@ from uuid import UUID
 
 from replaykit.errors import ConfigurationError, OutsideRun
 from replaykit.postgres.borrowed import Borrowable
+from replaykit.replay.answers import Landed
 from replaykit.replay.calls import Moment, Workflow
 from replaykit.replay.entries import State
 from replaykit.replay.execution import current_execution
@@ -150,6 +151,12 @@ class SyncHandle(Generic[T]):
     def retry(self, accept: Literal["inputs"] | None = None, by: str | None = None) -> State:
         """Take a failed or held run on; as `Handle.retry`."""
         return self._ask("retry()", lambda: self._handle.retry(accept, by))
+
+    def resolve(
+        self, key: str, answer: Landed[Any] | BaseException, *, by: str | None = None, comment: str | None = None
+    ) -> State:
+        """Say what became of a call that is in doubt; as `Handle.resolve`."""
+        return self._ask("resolve()", lambda: self._handle.resolve(key, answer, by=by, comment=comment))
 
     def _ask(self, what: str, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
         _refuse_in_workflow(what)

@@ -14,7 +14,7 @@ from replaykit.postgres.schema import Bound
 from replaykit.replay.entries import State
 from replaykit.runtime.line import Line
 
-__all__ = ["ask", "checked_accept", "checked_by"]
+__all__ = ["ask", "checked_accept", "checked_by", "checked_comment", "checked_key"]
 
 _LOCKED_PAUSE_SECONDS: Final = 0.1
 
@@ -27,6 +27,7 @@ async def ask(line: Line, bound: Bound) -> State:
     Raises:
         RunNotFound: no run has that id.
         NotRetryable: the run is in a state in which it cannot be retried.
+        NotResolvable: the call is not in doubt, or has another word already.
         DatabaseUnreachable: no connection, or the run's row was locked for `CLIENT_RETRY_SECONDS`.
     """
     give_up_at = time.monotonic() + CLIENT_RETRY_SECONDS
@@ -52,12 +53,38 @@ def checked_by(by: str | None) -> str | None:
     Raises:
         ConfigurationError: no text, or one with NUL or a lone surrogate.
     """
-    try:
-        if by is None or (isinstance(by, str) and b"\0" not in by.encode()):
-            return by
-    except UnicodeEncodeError:  # a lone surrogate
-        pass
+    if by is None or _is_text(by):
+        return by
     raise ConfigurationError(f"by={by!r}: who asks is text without NUL")
+
+
+def checked_comment(comment: str | None) -> str | None:
+    """Why somebody says so, as Postgres takes it.
+
+    Raises:
+        ConfigurationError: no text, or one with NUL or a lone surrogate.
+    """
+    if comment is None or _is_text(comment):
+        return comment
+    raise ConfigurationError(f"comment={comment!r}: a comment is text without NUL")
+
+
+def checked_key(key: str) -> str:
+    """A step's key, as Postgres takes it.
+
+    Raises:
+        ConfigurationError: no text, or one with NUL or a lone surrogate.
+    """
+    if _is_text(key):
+        return key
+    raise ConfigurationError(f"key={key!r}: a step's key is text without NUL, such as 'charge#2'")
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def checked_accept(accept: str | None) -> str | None:
