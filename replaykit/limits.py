@@ -70,6 +70,12 @@ class Settings(BaseModel):
         """Seconds between two heartbeats."""
         return self.heartbeat_seconds if self.heartbeat_seconds is not None else self.lease_seconds / 5
 
+    @property
+    def effect_grace(self) -> float:
+        """Seconds that the body of a step with an effect may go on after SIGTERM: cut off it would leave its call in doubt, so
+        each deploy would hold runs."""
+        return max(self.grace_seconds, self.lease_seconds)
+
 
 SLICE_SECONDS: Final = 0.005
 """Length of a slice of a long replay: the worker's loop breathes between two."""
@@ -112,6 +118,12 @@ REAP_RUNS_MAX: Final = 500
 
 RETRY_WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 """The longest wait before a step's next try: a strategy's infinity must stay a moment that Postgres and Python can write."""
+
+RECONCILE_SECONDS_MAX: Final = 30.0
+"""How long a reconciler may take for one try: as long as patient HTTP clients wait for an answer."""
+
+RECONCILE_PAUSES_SECONDS: Final = (0.2, 1.0)
+"""Between a reconciler's tries: two more bridge a lost connection; what lasts longer is for a person, or their `retry`."""
 
 FRUITLESS_MAX: Final = 3
 """Recoveries in a row without progress after which a run is a suspect: its neighbours' bad luck seldom lasts that long."""
