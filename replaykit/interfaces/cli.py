@@ -346,6 +346,30 @@ def show(target: Target, reference: str, watch: bool, every: bool, as_json: bool
 
 
 @cli.command()
+@click.argument("what", metavar="KIND:ID")
+@json_option
+@database_options
+def find(target: Target, what: str, as_json: bool) -> None:
+    """Find the steps that have observed an identifier of the world outside, such as `ticket:123`.
+
+    ID alone finds it under each kind.
+    """
+    from replaykit.runtime.inspect import Inspector
+
+    with Inspector(target) as inspector:
+        found = inspector.observed(what)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say(f"no step has observed {what}")
+    else:
+        from replaykit.interfaces.show import draw_observations
+
+        screen = console()
+        screen.print(draw_observations(found, short=screen.is_terminal))
+
+
+@cli.command()
 @click.option("--all", "stopped", is_flag=True, help="Those that have stopped too.")
 @json_option
 @database_options
@@ -401,6 +425,40 @@ def retry(
     from replaykit.interfaces.asking import retry_runs
 
     return retry_runs(target, references, accept=accept, by=by, as_json=as_json)
+
+
+@cli.command()
+@click.argument("reference", metavar="RUN")
+@click.argument("key", metavar="KEY")
+@click.option("--landed", metavar="JSON", help="It happened, and the step returns this.")
+@click.option("--not-landed", is_flag=True, help="It did not happen: the body runs again, or its error is raised.")
+@click.option("--fail", is_flag=True, help="Nobody knows: the step raises InDoubt.")
+@click.option("--by", metavar="WHO", help="Who says so, for people; without it your login name.")
+@click.option("--comment", metavar="TEXT", help="How you know, for people.")
+@json_option
+@database_options
+def resolve(
+    target: Target,
+    reference: str,
+    key: str,
+    landed: str | None,
+    not_landed: bool,
+    fail: bool,
+    by: str | None,
+    comment: str | None,
+    as_json: bool,
+) -> int:
+    """Say what became of RUN's call KEY, which is in doubt: exactly one of --landed, --not-landed and --fail.
+
+    `replaykit show RUN` says which calls are. The run goes on at once. A second, different word is refused.
+    """
+    from replaykit.interfaces.asking import resolve_call
+
+    if (landed is not None) + not_landed + fail != 1:
+        raise click.UsageError("say exactly one of --landed JSON, --not-landed and --fail")
+    return resolve_call(
+        target, reference, key, landed=landed, not_landed=not_landed, by=by, comment=comment, as_json=as_json
+    )
 
 
 # --- the database -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -20,12 +20,16 @@ from replaykit.replay.entries import (
     Attempt,
     Change,
     ClaimedRun,
+    Closing,
     Entry,
     Finish,
     Hold,
+    Intent,
+    IntentState,
     Kind,
     Mail,
     MailKind,
+    Observation,
     Park,
     State,
     Unit,
@@ -35,6 +39,7 @@ from replaykit.testing.clock import moment_of
 
 __all__ = ["Memory", "Row", "as_people_see_it"]
 
+_UNSETTLED: Final = frozenset({IntentState.OPEN, IntentState.UNKNOWN, IntentState.NOT_LANDED})
 _FINISHED: Final = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.CONTINUED})
 
 
@@ -64,6 +69,8 @@ class Row:
     journal: list[Entry] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     mailbox: list[Mail] = field(default_factory=list)
+    intents: dict[tuple[str, int], Intent] = field(default_factory=dict)  # by step and attempt
+    observations: list[Observation] = field(default_factory=list)
 
     @property
     def rewinds(self) -> list[tuple[int, int]]:
@@ -219,6 +226,8 @@ class Memory:
             rewinds=row.rewinds,
             attempts=list(last.values()),
             mail=list(row.mailbox),
+            intents=[replace(row.intents[at]) for at in sorted(row.intents) if row.intents[at].state in _UNSETTLED],
+            observations=list(row.observations),
         )
 
     def write(self, unit: Unit, now: int) -> tuple[Verdict, str | None]:
@@ -232,6 +241,11 @@ class Memory:
             return Verdict.CONFLICT, None
         row.journal += unit.entries
         row.attempts += unit.attempts
+        for intent in unit.intents:
+            row.intents[intent.key, intent.attempt] = replace(intent)
+        for closing in unit.closings:
+            _close(row.intents[closing.key, closing.attempt], closing)
+        row.observations += [seen for seen in unit.observations if seen not in row.observations]
         if unit.change is not None:
             self._change(row, unit.change, now)
         elif unit.note is not None:
@@ -286,6 +300,13 @@ class Memory:
 
     def _end(self, row: Row, state: State, now: int) -> None:
         row.state, row.waiting_for, row.reason, row.finished_at = state, None, None, now
+
+
+def _close(intent: Intent, closing: Closing) -> None:
+    """What becomes of an intent; what is known of it grows."""
+    intent.state, intent.resolved = closing.state, closing.resolved
+    if closing.evidence is not None:
+        intent.evidence = json.dumps({**json.loads(intent.evidence or "{}"), **json.loads(closing.evidence)})
 
 
 def as_people_see_it(row: Row) -> RunRow:
