@@ -25,7 +25,7 @@ __all__ = [
     "work_channel",
 ]
 
-REVISIONS: Final = ("0001", "0002")
+REVISIONS: Final = ("0001", "0002", "0003")
 """Every revision that `migrations/` holds, oldest first: tells a schema that is too old from one that is too new."""
 
 REVISION: Final = REVISIONS[-1]
