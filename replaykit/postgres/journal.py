@@ -9,12 +9,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import FOREVER_US, Attempt, Change, Entry, Finish, Hold, Park, Unit, Verdict
+from replaykit.replay.entries import (
+    FOREVER_US,
+    Attempt,
+    Change,
+    Closing,
+    Entry,
+    Finish,
+    Hold,
+    Intent,
+    Observation,
+    Park,
+    Unit,
+    Verdict,
+)
+from replaykit.replay.jsontext import compact, escape, unescape
 
 __all__ = [
     "ENTRY_COLUMNS",
@@ -27,6 +42,7 @@ __all__ = [
     "recheck",
     "unlocked",
     "write_entry",
+    "write_lone",
     "write_units",
 ]
 
@@ -61,7 +77,7 @@ with held as materialized (
     where h.fresh
     on conflict (run_id, seq) do nothing returning run_id
 ), counted as materialized (
-    select run_id, count(*) as n from ins group by run_id{{tried}}
+    select run_id, count(*) as n from ins group by run_id{{more}}
 ), done as materialized (
     select h.* from held h left join counted c on c.run_id = h.run_id
     where h.fresh and coalesce(c.n, 0) = h.n and (h.state is not null or h.reason is not null)
@@ -94,14 +110,10 @@ select h.run_id, case when not h.leased then 'fenced' when not h.fresh then 'sta
 from held h left join counted c on c.run_id = h.run_id
 """
 
-WRITE_UNITS = Statement("journal-write-fenced", _WRITE_UNITS.replace("{tried}", ""))
+WRITE_UNITS = Statement("journal-write-fenced", _WRITE_UNITS.replace("{more}", ""))
 
-# The same with tries that failed and are retried: rows that stand already are an earlier, unacknowledged try's.
-WRITE_UNITS_TRIED = Statement(
-    "journal-write-tried-fenced",
-    _WRITE_UNITS.replace(
-        "{tried}",
-        f"""
+# Tries that failed and are retried: rows that stand already are an earlier, unacknowledged try's.
+_TRIED: Final = f"""
 ), tried as (
     insert into {{schema}}.attempts (run_id, key, attempt, error, started_at, ended_at, next_at, tries, first_at,
         idle_seconds, digest)
@@ -111,9 +123,95 @@ WRITE_UNITS_TRIED = Statement(
         ended_at bigint, next_at bigint, tries int, first_at bigint, idle float8, digest text)
     join held h on h.run_id = a.run_id left join counted c on c.run_id = h.run_id
     where h.fresh and coalesce(c.n, 0) = h.n
-    on conflict do nothing""",
-    ),
+    on conflict do nothing"""
+
+# The same with tries.
+WRITE_UNITS_TRIED = Statement("journal-write-tried-fenced", _WRITE_UNITS.replace("{more}", _TRIED))
+
+# A new intent. One whose body never began was closed and may be opened again; any other that stands is this unit's own, of
+# an unacknowledged try. `write_id` tells the two apart where a copy of the unit comes late, after that closing.
+_OPEN: Final = """
+    on conflict (run_id, key, attempt) do update set name = excluded.name, effect = excluded.effect,
+        idempotency_key = excluded.idempotency_key, input = excluded.input, state = excluded.state,
+        written_at = excluded.written_at, doubt_at = excluded.doubt_at, resolved_at = excluded.resolved_at,
+        resolved_by = excluded.resolved_by, evidence = excluded.evidence, worker = excluded.worker,
+        write_id = excluded.write_id
+    where o.state = 'not_landed' and o.write_id <> excluded.write_id"""
+
+_INTENT_COLUMNS: Final = (
+    "run_id, key, attempt, name, effect, idempotency_key, input, state, written_at, doubt_at, resolved_at, resolved_by,"
+    " evidence, worker, write_id"
 )
+
+
+def _resolved(state: str, resolved: str) -> str:
+    """SQL for whether nobody is asked about a call any more."""
+    return f"({resolved} and {state} <> 'open' or {state} in ('landed', 'not_landed', 'compensated'))"
+
+
+def _told(state: str, resolved: str, by: str) -> str:
+    """SQL for doubt_at, resolved_at, resolved_by of a new intent."""
+    return (
+        f"case when {state} = 'unknown' and not {resolved} then clock_timestamp() end,"
+        f" case when {_resolved(state, resolved)} then now() end, case when {_resolved(state, resolved)} then {by} end"
+    )
+
+
+def _closing(of: str, state: str, resolved: str, by: str, evidence: str) -> str:
+    """SQL for what a closing sets in a row `of` intents. The first moment of doubt stays; evidence is added to."""
+    return f"""state = {state},
+        resolved_at = case when {_resolved(state, resolved)} then now() end,
+        resolved_by = case when {_resolved(state, resolved)} then {by} end,
+        doubt_at = case when {state} = 'unknown' and not {resolved}
+            then coalesce({of}.doubt_at, {of}.resolved_at, clock_timestamp()) else {of}.doubt_at end,
+        evidence = case when {evidence} is null then {of}.evidence when {of}.evidence is null then {evidence}::json else (
+            select json_object_agg(e.key, e.value) from (
+                select b.key, b.value from json_each({of}.evidence) b
+                where not exists (select from json_each({evidence}::json) a where a.key = b.key)
+                union all select a.key, a.value from json_each({evidence}::json) a
+            ) e) end"""
+
+
+def _closes(of: str, state: str) -> str:
+    """SQL for the rows that a closing may change: a repeated one finds none."""
+    return f"({of}.state in ('open', 'unknown') or ({of}.state = 'landed' and {state} = 'compensated'))"
+
+
+# Intents, what became of older ones, observations. `whole` are the units all of whose entries are in. A closing finds its
+# row by the key, one at a time: joined as a set, a plan may read all intents of its run. What it may change is asked of the
+# row itself, which the database looks at again after a wait.
+_EFFECTS: Final = f"""
+), whole as materialized (
+    select h.run_id, h.worker, h.write_id from held h left join counted c on c.run_id = h.run_id
+    where h.fresh and coalesce(c.n, 0) = h.n
+), opened as (
+    insert into {{schema}}.intents as o ({_INTENT_COLUMNS})
+    select i.run_id, i.key, i.attempt, i.name, i.effect, i.ikey, i.input::json, i.state, {moment("i.written_at")},
+        {_told("i.state", "i.resolved", "i.by")}, i.evidence::json, w.worker, w.write_id
+    from json_to_recordset(%(intents)s::json) as i(run_id uuid, key text, attempt int, name text, effect text, ikey text,
+        input text, state text, written_at bigint, resolved bool, by text, evidence text)
+    join whole w on w.run_id = i.run_id{_OPEN}
+), closed as (
+    update {{schema}}.intents t set {_closing("t", "f.state", "f.resolved", "f.by", "f.evidence")}
+    from (
+        select c.state, c.resolved, c.by, c.evidence, x.row
+        from json_to_recordset(%(closings)s::json) as c(run_id uuid, key text, attempt int, state text, resolved bool,
+            by text, evidence text)
+        join whole w on w.run_id = c.run_id
+        cross join lateral (select o.ctid as row from {{schema}}.intents o
+            where o.run_id = c.run_id and o.key = c.key and o.attempt = c.attempt limit 1) x
+    ) f
+    where t.ctid = f.row and {_closes("t", "f.state")}
+), observed as (
+    insert into {{schema}}.observations (run_id, key, attempt, kind, value, observed_at, worker)
+    select o.run_id, o.key, o.attempt, o.kind, o.value, {moment("o.observed_at")}, w.worker
+    from json_to_recordset(%(observations)s::json) as o(run_id uuid, key text, attempt int, kind text, value text,
+        observed_at bigint)
+    join whole w on w.run_id = o.run_id
+    on conflict do nothing"""
+
+# The same with effects (and tries): sent only when a batch has any.
+WRITE_UNITS_EFFECTS = Statement("journal-write-effects-fenced", _WRITE_UNITS.replace("{more}", _TRIED + _EFFECTS))
 
 # One entry of one run: the commonest batch of a quiet worker, at little more than a bare insert costs. It says nothing where
 # nothing was written; `WRITE_UNITS`, sent then, says why.
@@ -130,6 +228,43 @@ from (
 ) h
 where %(wakes)s::bigint is null or h.wakes = %(wakes)s::bigint
 on conflict (run_id, seq) do nothing returning run_id, 'ok'
+""",
+)
+
+# At most one entry, one intent and one closing of one run: what a run that makes one call after the other sends. Like
+# `WRITE_ENTRY` it says nothing where nothing was written.
+WRITE_ONE_WITH_INTENT = Statement(
+    "journal-write-one-intent-fenced",
+    f"""
+with h as materialized (
+    select id, worker from (
+        select id, worker, wakes from {{schema}}.runs where id = %(run_id)s::uuid and lease_token = %(token)s::uuid
+        for no key update
+    ) l where %(wakes)s::bigint is null or wakes = %(wakes)s::bigint
+), e as (
+    insert into {{schema}}.journal ({_COLUMNS})
+    select h.id, %(seq)s::int, %(key)s, %(name)s, %(kind)s, %(outcome)s, %(attempt)s::int,
+        %(input)s::json, %(output)s::json, %(error)s::json, %(digest)s, %(ikey)s,
+        {moment("%(started_at)s::bigint")}, {moment("%(at)s::bigint")}, {moment("%(due_at)s::bigint")},
+        h.worker, %(write_id)s::uuid
+    from h where %(seq)s::int is not null
+    on conflict (run_id, seq) do nothing returning run_id
+), whole as materialized (
+    select id, worker from h where %(seq)s::int is null or exists (select from e)
+), opened as (
+    insert into {{schema}}.intents as o ({_INTENT_COLUMNS})
+    select w.id, %(i_key)s::text, %(i_attempt)s::int, %(i_name)s, %(i_effect)s, %(i_ikey)s, %(i_input)s::json, %(i_state)s::text,
+        {moment("%(i_written_at)s::bigint")}, {_told("%(i_state)s::text", "%(i_resolved)s::bool", "%(i_by)s::text")},
+        %(i_evidence)s::json, w.worker, %(write_id)s::uuid
+    from whole w where %(i_key)s::text is not null{_OPEN}
+), closed as (
+    update {{schema}}.intents t set
+    {_closing("t", "%(c_state)s::text", "%(c_resolved)s::bool", "%(c_by)s::text", "%(c_evidence)s::text")}
+    from whole w
+    where t.run_id = %(run_id)s::uuid and t.key = %(c_key)s::text and t.attempt = %(c_attempt)s::int
+        and {_closes("t", "%(c_state)s::text")}
+)
+select id, 'ok' from whole
 """,
 )
 
@@ -192,21 +327,55 @@ def write_units(units: Sequence[Unit]) -> Bound:
         entries += [_entry_row(run, e) for e in unit.entries]
     documents = {"units": f"[{','.join(rows)}]", "entries": f"[{','.join(entries)}]"}
     tried = [_attempt_row(unit.run_id, a) for unit in units if unit.attempts for a in unit.attempts]
+    if any(unit.intents or unit.closings or unit.observations for unit in units):
+        return WRITE_UNITS_EFFECTS, {**documents, "attempts": json.dumps(tried), **_effects(units)}
     if tried:
         return WRITE_UNITS_TRIED, {**documents, "attempts": json.dumps(tried)}
     return WRITE_UNITS, documents
+
+
+def write_lone(unit: Unit) -> Bound | None:
+    """The same for a unit of little more than one entry or one intent, as fast as can be. No row: it was not written;
+    `write_units` of the same unit says why. None: the unit holds more than such a statement takes."""
+    if unit.attempts or unit.observations or unit.change is not None or unit.note is not None or len(unit.entries) > 1:
+        return None
+    for entry in unit.entries:
+        if entry.mailbox_id is not None or entry.to_seq is not None or entry.reuses is not None:
+            return None
+    if unit.intents or unit.closings:
+        return _write_one_with_intent(unit)
+    return write_entry(unit) if unit.entries else None
 
 
 def write_entry(unit: Unit) -> Bound:
     """The same for a unit of exactly one entry of a step or timer and nothing else. No row: it was not written;
     `write_units` of the same unit says why."""
     (e,) = unit.entries
+    return WRITE_ENTRY, _one(unit) | _one_entry(e)
+
+
+def _write_one_with_intent(unit: Unit) -> Bound | None:
+    intents, closings = _settled(unit)
+    if len(intents) > 1 or len(closings) > 1:
+        return None
+    params = _one(unit) | (_one_entry(unit.entries[0]) if unit.entries else _NO_ENTRY)
+    return WRITE_ONE_WITH_INTENT, params | (_one_intent(*intents[0]) if intents else _NO_INTENT) | (
+        _one_closing(closings[0]) if closings else _NO_CLOSING
+    )
+
+
+def _one(unit: Unit) -> dict[str, Any]:
     # Numbers go as text: psycopg would choose the parameter's type by the value, and a plan by each combination.
-    return WRITE_ENTRY, {
+    return {
         "run_id": unit.run_id,
         "token": unit.token,
         "write_id": unit.write_id,
         "wakes": _text(unit.wakes),
+    }
+
+
+def _one_entry(e: Entry) -> dict[str, Any]:
+    return {
         "seq": str(e.seq),
         "key": e.key,
         "name": e.name,
@@ -222,6 +391,71 @@ def write_entry(unit: Unit) -> Bound:
         "at": str(e.at),
         "due_at": _text(e.due_at),
     }
+
+
+def _one_intent(i: Intent, by: str | None) -> dict[str, Any]:
+    return {
+        "i_key": i.key,
+        "i_attempt": str(i.attempt),
+        "i_name": i.name,
+        "i_effect": str(i.effect),
+        "i_ikey": i.idempotency_key,
+        "i_input": i.input,
+        "i_state": str(i.state),
+        "i_written_at": str(i.written_at),
+        "i_resolved": _bool(i.resolved),
+        "i_by": by,
+        "i_evidence": _evidence(i.evidence),
+    }
+
+
+def _one_closing(c: Closing) -> dict[str, Any]:
+    return {
+        "c_key": c.key,
+        "c_attempt": str(c.attempt),
+        "c_state": str(c.state),
+        "c_resolved": _bool(c.resolved),
+        "c_by": c.by,
+        "c_evidence": _evidence(c.evidence),
+    }
+
+
+_NO_ENTRY: Final[dict[str, Any]] = dict.fromkeys(
+    (
+        "seq",
+        "key",
+        "name",
+        "kind",
+        "outcome",
+        "attempt",
+        "input",
+        "output",
+        "error",
+        "digest",
+        "ikey",
+        "started_at",
+        "at",
+        "due_at",
+    )
+)
+_NO_INTENT: Final[dict[str, Any]] = dict.fromkeys(
+    (
+        "i_key",
+        "i_attempt",
+        "i_name",
+        "i_effect",
+        "i_ikey",
+        "i_input",
+        "i_state",
+        "i_written_at",
+        "i_resolved",
+        "i_by",
+        "i_evidence",
+    )
+)
+_NO_CLOSING: Final[dict[str, Any]] = dict.fromkeys(
+    ("c_key", "c_attempt", "c_state", "c_resolved", "c_by", "c_evidence")
+)
 
 
 def parse_verdicts(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, Verdict]:
@@ -324,6 +558,100 @@ def _attempt_row(run_id: UUID, a: Attempt) -> dict[str, Any]:
         "idle": a.idle_seconds,
         "digest": a.digest,
     }
+
+
+def _effects(units: Sequence[Unit]) -> dict[str, str]:
+    """The documents of a batch's effects."""
+    opened: list[str] = []
+    closed: list[str] = []
+    observed: list[dict[str, Any]] = []
+    for unit in units:
+        run = _hex(unit.run_id)
+        intents, closings = _settled(unit)
+        opened += [_intent_row(run, i, by) for i, by in intents]
+        closed += [_closing_row(run, c) for c in closings]
+        observed += [_observation_row(run, o) for o in unit.observations]
+    return {
+        "intents": f"[{','.join(opened)}]",
+        "closings": f"[{','.join(closed)}]",
+        "observations": json.dumps(observed),
+    }
+
+
+def _settled(unit: Unit) -> tuple[list[tuple[Intent, str | None]], list[Closing]]:
+    """A unit's new intents, with who closed them, and its closings of older ones, at most one of each.
+
+    A statement does not see the rows that it writes, nor does it change a row twice.
+    """
+    if not unit.closings:
+        return [(i, None) for i in unit.intents], []
+    last: dict[tuple[str, int], Closing] = {}
+    for c in unit.closings:
+        before = last.get((c.key, c.attempt))
+        last[c.key, c.attempt] = c if before is None else replace(c, evidence=_merged(before.evidence, c.evidence))
+    intents: list[tuple[Intent, str | None]] = []
+    for i in unit.intents:
+        own = last.pop((i.key, i.attempt), None)
+        if own is None:
+            intents.append((i, None))
+        else:
+            evidence = _merged(i.evidence, own.evidence)
+            intents.append((replace(i, state=own.state, resolved=own.resolved, evidence=evidence), own.by))
+    return intents, list(last.values())
+
+
+def _merged(old: str | None, new: str | None) -> str | None:
+    """Evidence with more of it, as JSON text."""
+    if old is None or new is None:
+        return old if new is None else new
+    return json.dumps({**json.loads(old), **json.loads(new)})
+
+
+def _evidence(text: str | None) -> str | None:
+    """Evidence as Postgres takes it apart: its operators fail on NUL and half a surrogate pair, however they are written."""
+    if text is None or "\\u" not in text:
+        return text
+    return escape(compact(json.loads(unescape(text))))
+
+
+def _intent_row(run: str, i: Intent, by: str | None) -> str:
+    row = (
+        f'{{"run_id":"{run}","key":{_quoted(i.key)},"attempt":{i.attempt},"name":{_quoted(i.name)},'
+        f'"effect":"{i.effect}","ikey":{_quoted(i.idempotency_key)},"input":{_quoted(i.input)},"state":"{i.state}",'
+        f'"written_at":{i.written_at},"resolved":{_bool(i.resolved)}'
+    )
+    if by is not None:
+        row += f',"by":{_quoted(by)}'
+    if (evidence := _evidence(i.evidence)) is not None:
+        row += f',"evidence":{_quoted(evidence)}'
+    return row + "}"
+
+
+def _closing_row(run: str, c: Closing) -> str:
+    row = (
+        f'{{"run_id":"{run}","key":{_quoted(c.key)},"attempt":{c.attempt},"state":"{c.state}",'
+        f'"resolved":{_bool(c.resolved)}'
+    )
+    if c.by is not None:
+        row += f',"by":{_quoted(c.by)}'
+    if (evidence := _evidence(c.evidence)) is not None:
+        row += f',"evidence":{_quoted(evidence)}'
+    return row + "}"
+
+
+def _observation_row(run: str, o: Observation) -> dict[str, Any]:
+    return {
+        "run_id": run,
+        "key": o.key,
+        "attempt": o.attempt,
+        "kind": o.kind,
+        "value": o.id,
+        "observed_at": o.observed_at,
+    }
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _unit_row(run: str, u: Unit) -> str:

@@ -274,8 +274,10 @@ class _Lane:
 
 async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict]:
     """One statement for the batch; a second one for units that an earlier, unacknowledged try may have written."""
-    if len(units) == 1 and _is_one_entry(units[0]) and await connection.wrote(*journal.write_entry(units[0])):
-        return {units[0].run_id: Verdict.OK}
+    if len(units) == 1:
+        lone = journal.write_lone(units[0])
+        if lone is not None and await connection.wrote(*lone):
+            return {units[0].run_id: Verdict.OK}
     verdicts = journal.parse_verdicts(await connection.run(*journal.write_units(units)))
     doubtful = [unit for unit in units if unit.tries > 1 and verdicts[unit.run_id] is not Verdict.OK]
     if doubtful:
@@ -283,10 +285,3 @@ async def _send(connection: Connection, units: list[Unit]) -> dict[UUID, Verdict
         for run_id in journal.parse_recheck(await connection.run(*journal.recheck(doubtful))):
             verdicts[run_id] = Verdict.OK
     return verdicts
-
-
-def _is_one_entry(unit: Unit) -> bool:
-    if len(unit.entries) != 1 or unit.attempts or unit.change is not None or unit.note is not None:
-        return False
-    entry = unit.entries[0]
-    return entry.mailbox_id is None and entry.to_seq is None and entry.reuses is None
