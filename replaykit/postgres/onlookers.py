@@ -15,7 +15,9 @@ from replaykit.postgres.schema import Bound, Statement
 from replaykit.replay.jsontext import unescape
 
 __all__ = [
+    "find_observations",
     "parse_rows",
+    "run_intents",
     "shown_attempts",
     "shown_in_flight",
     "shown_journal",
@@ -125,6 +127,30 @@ select row_to_json(s)::text from (
 """,
 )
 
+# The calls of its steps with an effect, in the order in which they were about to be made.
+INTENTS = Statement(
+    "intents-list-shown",
+    """
+select row_to_json(s)::text from (
+    select i.run_id, i.key, i.attempt, i.name, i.effect, i.idempotency_key, i.input, i.state, i.written_at, i.doubt_at,
+        i.resolved_at, i.resolved_by, i.evidence, i.worker
+    from {schema}.intents i where i.run_id = %(run_id)s order by i.written_at, i.key, i.attempt
+) s
+""",
+)
+
+# Who told an identifier of the world outside, the first first. The run may be gone, what it observed is not.
+OBSERVED = Statement(
+    "observations-list-found",
+    """
+select row_to_json(s)::text from (
+    select o.*, r.workflow, r.key as run_key, r.state
+    from {schema}.observations o left join {schema}.runs r on r.id = o.run_id
+    where o.kind = %(kind)s and o.value = %(value)s order by o.id
+) s
+""",
+)
+
 # What people asked of it: the last so many (null: all), in their order, each with the seq of the entry that answers it.
 # Those entries have an index of their own: nothing else of the journal is read.
 REQUESTS = Statement(
@@ -210,6 +236,16 @@ def shown_tried(run_id: UUID, keys: Iterable[str], limit: int) -> Bound:
 def shown_requests(run_id: UUID, limit: int | None = None) -> Bound:
     """What people asked of it, the last `limit`, each with the `entry` that answers it."""
     return REQUESTS, {"run_id": run_id, "limit": limit}
+
+
+def run_intents(run_id: UUID) -> Bound:
+    """Its intents, all of them, by when they were written."""
+    return INTENTS, {"run_id": run_id}
+
+
+def find_observations(kind: str, value: str) -> Bound:
+    """Observations of that identifier, in all runs, each with its run's `workflow`, `run_key` and `state`."""
+    return OBSERVED, {"kind": kind, "value": value}
 
 
 def shown_in_flight(run_ids: Iterable[UUID]) -> Bound:

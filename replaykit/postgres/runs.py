@@ -17,7 +17,7 @@ from uuid import UUID
 from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, FRUITLESS_MAX, REAP_RUNS_MAX
 from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
 from replaykit.postgres.schema import Bound, Statement, moment, us
-from replaykit.replay.entries import PROTOCOL, Attempt, ClaimedRun, Mail, State
+from replaykit.replay.entries import PROTOCOL, Attempt, ClaimedRun, Intent, Mail, Observation, State
 
 __all__ = [
     "Promoted",
@@ -48,6 +48,9 @@ __all__ = [
 
 HEAD_ENTRIES: Final = 200
 """Entries of one run that a claim hands over; the rest of a longer journal is read in pages by that run's own task."""
+
+OBSERVATIONS_READ_MAX: Final = 1_000
+"""Observations of one run that a claim hands over, the latest: more are a log, and are found with `find`."""
 
 
 @dataclass(slots=True)
@@ -278,6 +281,32 @@ where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running
 """,
 )
 
+# What is not settled of their calls, in the order of Intent's fields. A call that landed is in the journal.
+CLAIM_INTENTS = Statement(
+    "intents-read-claimed",
+    f"""
+select r.id, i.key, i.attempt, i.name, i.effect, i.idempotency_key, i.input::text, {us("i.written_at")}, i.state,
+    i.resolved_at is not null, i.evidence::text
+from {{schema}}.runs r
+cross join lateral (select * from {{schema}}.intents where run_id = r.id and state in ('open', 'unknown', 'not_landed')
+    offset 0) i
+where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running'
+order by r.id, i.key, i.attempt
+""",
+)
+
+# What their bodies have observed: the latest of each run, the oldest first.
+CLAIM_OBSERVATIONS = Statement(
+    "observations-read-claimed",
+    f"""
+select r.id, o.key, o.attempt, o.kind, o.value, {us("o.observed_at")}
+from {{schema}}.runs r
+cross join lateral (select * from {{schema}}.observations where run_id = r.id order by id desc limit %(observed)s) o
+where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running'
+order by r.id, o.id
+""",
+)
+
 # What others have left for them, all of it: what of it was answered, the journal says. Only the run's `wakes` that is read
 # with it (or before it) may be compared with: a row that comes later raises it again.
 _MAIL: Final = f"""
@@ -292,13 +321,20 @@ CLAIM_MAIL = Statement("mailbox-read-claimed", _MAIL.replace("{under}", " and r.
 # The same of runs that this worker has in memory and that others have written to.
 READ_MAIL = Statement("mailbox-read-woken", _MAIL.replace("{under}", ""))
 
-# A request to end that the run's code cannot be told of, because it cannot be replayed: it ends as asked.
+# A request to end that the run's code cannot be told of, because it cannot be replayed: it ends as asked. No worker will
+# ever say what became of calls that were open: they are in doubt.
 CANCEL_HELD = Statement(
     "runs-cancel-fenced",
     """
-update {schema}.runs set state = 'cancelled', finished_at = clock_timestamp(), reason = null, waiting_for = null,
-    lease_token = null, worker = null
-where id = %(run_id)s and lease_token = %(token)s returning id
+with ended as (
+    update {schema}.runs set state = 'cancelled', finished_at = clock_timestamp(), reason = null, waiting_for = null,
+        lease_token = null, worker = null
+    where id = %(run_id)s and lease_token = %(token)s returning id
+), doubted as (
+    update {schema}.intents i set state = 'unknown', doubt_at = clock_timestamp()
+    from ended e where i.run_id = %(run_id)s and i.run_id = e.id and i.state = 'open'
+)
+select id from ended
 """,
 )
 
@@ -447,12 +483,15 @@ def claim(
         (CLAIM_JOURNAL, held | {"head": HEAD_ENTRIES, "bytes": CLAIM_BYTES_MAX}),
         (CLAIM_ATTEMPTS, held),
         (CLAIM_MAIL, held),
+        (CLAIM_INTENTS, held),
+        (CLAIM_OBSERVATIONS, held | {"observed": OBSERVATIONS_READ_MAX}),
     ]
 
 
 def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
-    """The runs with the heads of their journals, their attempts and their mail, in the order of the queue."""
-    _, runs, entries, attempts, mail = results
+    """The runs with the heads of their journals, their attempts, mail, intents and observations, in the order of the
+    queue."""
+    _, runs, entries, attempts, mail, intents, observations = results
     claimed = {}
     for row in runs:
         run = claimed[row[0]] = ClaimedRun(row[0], token, *row[1:-1])
@@ -464,19 +503,29 @@ def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> li
     for run_id, (wakes, letters) in parse_mail(mail).items():
         claimed[run_id].wakes = wakes
         claimed[run_id].mail = letters
+    for row in intents:
+        claimed[row[0]].intents.append(Intent(*row[1:]))
+    for row in observations:
+        claimed[row[0]].observations.append(Observation(*row[1:]))
     return list(claimed.values())
 
 
 def read_claimed(worker: UUID, token: UUID) -> list[Bound]:
     """What stands under a token that this worker has just renewed, without journals. For `run_all`; `parse_claimed`."""
     held = {"worker": worker, "token": token}
-    return [(CLAIM_RUNS, held), (CLAIM_ATTEMPTS, held), (CLAIM_MAIL, held)]
+    return [
+        (CLAIM_RUNS, held),
+        (CLAIM_ATTEMPTS, held),
+        (CLAIM_MAIL, held),
+        (CLAIM_INTENTS, held),
+        (CLAIM_OBSERVATIONS, held | {"observed": OBSERVATIONS_READ_MAX}),
+    ]
 
 
 def parse_claimed(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> list[ClaimedRun]:
     """Those runs, their journals yet to be read from the beginning."""
-    runs, attempts, mail = results
-    found = parse_claim(((), runs, (), attempts, mail), token)
+    runs, *others = results
+    found = parse_claim(((), runs, (), *others), token)
     for run in found:
         run.last_seq = None
     return found

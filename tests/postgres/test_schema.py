@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,7 +15,20 @@ from psycopg import sql
 from replaykit.postgres import database, journal, leases, mailbox, migrate, onlookers, runs
 from replaykit.postgres.database import Database
 from replaykit.postgres.schema import REVISION, REVISIONS, Statement, done_channel, quote_name, work_channel
-from replaykit.replay.entries import Attempt, Finish, Kind, MailKind, Outcome, State
+from replaykit.replay.entries import (
+    Attempt,
+    Closing,
+    Effect,
+    Finish,
+    Hold,
+    Intent,
+    IntentState,
+    Kind,
+    MailKind,
+    Observation,
+    Outcome,
+    State,
+)
 from replaykit.runtime.ids import new_id
 from tests.postgres.store import Store, step, unit
 
@@ -42,6 +56,14 @@ COLUMNS = {
     " attempt int4, started_at timestamptz, duration interval, due_at timestamptz, input json, output json, error json,"
     " recorded_at timestamptz, worker uuid, hostname text, pid int4, mailbox_id int8, to_seq int4, reuses int4",
     "in_flight": "run_id uuid, key text, attempt int4, since timestamptz, worker uuid, hostname text, pid int4",
+    "intents": "run_id uuid, key text, attempt int4, name text, effect text, idempotency_key text, input json, state text,"
+    " written_at timestamptz, doubt_at timestamptz, resolved_at timestamptz, resolved_by text, evidence json, worker uuid,"
+    " write_id uuid",
+    "observations": "id int8, run_id uuid, key text, attempt int4, kind text, value text, observed_at timestamptz,"
+    " worker uuid",
+    "in_doubt": "run_id uuid, key text, name text, attempt int4, effect text, idempotency_key text, input json,"
+    " written_at timestamptz, until timestamptz, evidence json, workflow text, run_key text, run_state text, reason text,"
+    " worker uuid",
     "alembic_version": "version_num varchar",
 }
 
@@ -52,6 +74,8 @@ KEYS = {
     "attempts": "run_id,key,attempt",
     "workers": "id",
     "mailbox": "run_id,id",
+    "intents": "run_id,key,attempt",
+    "observations": "run_id,id",
     "alembic_version": "version_num",
 }
 
@@ -64,7 +88,13 @@ INDEXES = {
     "runs_suspects": "(queue, priority, available_at, id) WHERE ((state = 'pending'::text) AND suspect)",
     "runs_woken": "(worker) WHERE ((state = 'running'::text) AND (wakes > 0))",
     "journal_asked": "(run_id, seq) WHERE (kind = ANY (ARRAY['cancel'::text, 'rewind'::text]))",
+    "intents_unsettled": "(run_id) WHERE (state = ANY (ARRAY['open'::text, 'unknown'::text, 'not_landed'::text]))",
+    "intents_in_doubt": "(run_id) WHERE ((state = 'unknown'::text) AND (resolved_at IS NULL))",
+    "observations_once": "UNIQUE (run_id, key, attempt, md5(kind), md5(value))",
+    "observations_found": "(kind, value)",
 }
+
+INTENT = Intent("s", 1, "s", "irreversible", "rk1", "{}", 1)
 
 
 def statements() -> list[Statement]:
@@ -118,12 +148,15 @@ def test_every_table_and_every_enumerated_column_is_explained_where_people_look(
         ).fetchall()
     )
 
-    assert {"runs", "payloads", "journal", "attempts", "workers", "mailbox"} <= described.keys()
+    tables = {"runs", "payloads", "journal", "attempts", "workers", "mailbox", "intents", "observations"}
+    assert tables <= described.keys()
     for column, values in (
         ("runs.state", State),
         ("journal.kind", Kind),
         ("journal.outcome", Outcome),
         ("mailbox.kind", MailKind),
+        ("intents.state", IntentState),
+        ("intents.effect", Effect),
     ):
         assert all(value.value in described[column] for value in values), described[column]
 
@@ -176,7 +209,7 @@ def test_statements_have_names_of_their_own() -> None:
 
 def test_every_statement_names_the_schema_of_every_table() -> None:
     """No session needs a search_path."""
-    tables = [name for name in COLUMNS if name not in ("waiting", "in_flight")]
+    tables = [name for name in COLUMNS if name not in ("waiting", "in_flight", "in_doubt")]
     for statement in statements():
         words = statement.text.replace("(", " ").replace(",", " ").split()
         for before, word in itertools.pairwise(words):
@@ -209,10 +242,10 @@ def test_a_role_with_only_dml_rights_runs_every_statement(store: Store, worker_r
     role = sql.Identifier(worker_role)
     for grant in (
         "grant usage on schema replaykit to {}",
-        "grant select, insert, update on runs, payloads, mailbox, attempts to {}",
-        "grant select, insert on journal to {}",
+        "grant select, insert, update on runs, payloads, mailbox, attempts, intents to {}",
+        "grant select, insert on journal, observations to {}",
         "grant select, insert, update, delete on workers to {}",
-        "grant select on waiting, timeline, in_flight, alembic_version to {}",
+        "grant select on waiting, timeline, in_flight, in_doubt, alembic_version to {}",
     ):
         store.admin.execute(sql.SQL(grant).format(role))
     store.admin.execute(
@@ -233,13 +266,16 @@ def test_a_role_with_only_dml_rights_runs_every_statement(store: Store, worker_r
 
 def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
     """As that role, with parameters that reach rows; the names of what ran."""
-    run, late = store.running(), store.running()
+    run, late, held = store.running(), store.running(), store.running()
+    store.write(unit(held, change=Hold("x", 0)))
     connection = store.connect()
     connection._raw.execute(sql.SQL("set role {}").format(role))
     token = uuid.uuid4()
     worker = leases.insert_worker(
         uuid.uuid4(), hostname="h", pid=1, lease_seconds=1, queues=[], workflows={}, version="", python=""
     )
+    lone = journal.write_lone(unit(late, closings=[Closing("s", 1, "landed")], intents=[replace(INTENT, key="t")]))
+    assert lone is not None
     done = unit(run, step(1), change=Finish(State.SUCCEEDED, "1"))
     starts = runs.start_runs([runs.StartRow(new_id(), "wf", "{}", key="x")])
     bounds: list[tuple[Statement, dict[str, Any]]] = [
@@ -254,13 +290,16 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         journal.recheck([done]),
         journal.unlocked([done]),
         journal.write_entry(unit(late, step(1))),
+        journal.write_units([unit(late, intents=[INTENT], observations=[Observation("s", 1, "ticket", "1", 1)])]),
+        lone,
         journal.read_journal(late.id, late.token, 0),
         runs.renew_token(late.id, late.token, token),
         runs.read_mail(store.worker),
         runs.hold_run(late.id, token, "x"),
-        mailbox.retry(late.id),
+        mailbox.resolve(late.id, "t", landed="1"),
+        mailbox.retry(held.id),
         mailbox.cancel(late.id),
-        runs.cancel_run(late.id, token),
+        runs.cancel_run(held.id, token),
         runs.promote_due(),
         *runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token, suspects=[]),
         runs.clear_suspect(late.id, token),
@@ -286,7 +325,7 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
 
 def _onlooking(run_id: uuid.UUID) -> Iterator[tuple[Statement, dict[str, Any]]]:
     params = {"run_id": run_id, "run_ids": [run_id], "state": None, "workflow": None, "limit": 5, "stopped": True}
-    params |= {"first": 1, "last": 1, "keys": ["s"]}
+    params |= {"first": 1, "last": 1, "keys": ["s"], "kind": "ticket", "value": "1"}
     for value in vars(onlookers).values():
         if isinstance(value, Statement):
             yield value, params
