@@ -9,10 +9,14 @@
     driver.mail(...)              others have written to the run
     driver.tick(now)              time went on: timers may be due
     driver.verdict(...)           what became of the unit that was sent
+    driver.body_unbegun(...)      a body of a step with an effect that was to start never began
+    driver.reconciled(...)        somebody has said whether a call in doubt landed
+    driver.reconcile_stopped(...) the question was given up
+    driver.observe(...)           a body told an identifier of the world outside
     driver.drain(now)             stop: start nothing new, hand the run back
     driver.adopt(old)             after STALE: what the dropped driver had in flight and had not committed
 
-    driver.take_actions()         StartBody, CancelBody
+    driver.take_actions()         StartBody, CancelBody, Withdraw, Reconcile
     driver.may_begin(key)         whether a body whose start was put off is still wanted
     driver.next_unit()            the unit to send now, if none is in flight
     driver.phase                  whether the run is still this worker's to drive
@@ -20,6 +24,9 @@
 The rules (DESIGN 4 and 5): the execution is advanced while its last entries are still in the batch, and no command is carried
 out before the entries delivered before it was requested are committed, but calls of steps that are `durability="async"`. A
 unit once sent is not re-cut. What is due is delivered before newly requested commands are carried out.
+
+The body of a step with an effect begins once its intent is committed; the intent may share the unit of the entries that led to
+it. A call that may have landed is asked about before anything else is made of it (`effects.py`).
 """
 
 from __future__ import annotations
@@ -33,17 +40,24 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
+from replaykit.errors import InDoubt
 from replaykit.limits import BATCH_ENTRIES_MAX, RETRY_WAIT_SECONDS_MAX, Settings
+from replaykit.replay.effects import Answer, Doubt, Effects, failure, misfit
 from replaykit.replay.entries import (
     FOREVER_US,
     Attempt,
     Change,
     ClaimedRun,
+    Closing,
+    Effect,
     Entry,
     Finish,
     Hold,
+    Intent,
+    IntentState,
     Kind,
     Mail,
+    Observation,
     Outcome,
     Park,
     Release,
@@ -52,6 +66,7 @@ from replaykit.replay.entries import (
     Verdict,
 )
 from replaykit.replay.execution import Execution
+from replaykit.replay.failures import decode_error, encode_error, error_words
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.letters import Letters
 from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
@@ -62,12 +77,15 @@ from replaykit.replay.tries import Tries
 
 __all__ = [
     "Action",
+    "Answer",
     "BodyOutcome",
     "CancelBody",
     "Driver",
     "Letters",
     "Phase",
+    "Reconcile",
     "StartBody",
+    "Withdraw",
     "error_outcome",
     "result_outcome",
     "timeout_outcome",
@@ -75,6 +93,7 @@ __all__ = [
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
+_HEAD_CHARS: Final = 200  # of an input in a sentence
 _INPUT_CHARS_LITTLE: Final = 250  # nothing shorter is the record of an input that grew, nor what one grew from
 
 
@@ -93,7 +112,7 @@ class StartBody:
     """Run the body of this call.
 
     `attempt` counts for the whole life of the run; `tries`, `first_at` and `idle_seconds` are what `retry=` is asked with:
-    since the step's budget began, this try included (`first_at` None: with this one).
+    since the step's budget began, this try included (`first_at` None: with this one). `written_at` is its intent's.
     """
 
     call: CallStep
@@ -101,6 +120,7 @@ class StartBody:
     tries: int = 1
     first_at: int | None = None
     idle_seconds: float = 0.0
+    written_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +130,27 @@ class CancelBody:
     key: str
 
 
-Action = StartBody | CancelBody
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The code has given up a call with an effect. If its body has not begun, say so (`body_unbegun`); else it goes on."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """Ask the step's `reconcile=` whether the call of that attempt landed.
+
+    `error` is what the attempt ended with; None: its worker died.
+    """
+
+    call: CallStep
+    attempt: int
+    written_at: int
+    error: BaseException | None = None
+
+
+Action = StartBody | CancelBody | Withdraw | Reconcile
 """What the executor is asked to do."""
 
 
@@ -147,6 +187,16 @@ class Driver:
         self._rewound = bool(run.rewinds)
         self._rewound_at = 0
         self._tries = Tries(run.attempts)
+        self._effects = Effects.of(run.intents, run.observations) if run.intents or run.observations else Effects()
+        self._doubts: list[Doubt] = []
+        self._given_up: list[CallStep] = []  # calls with an effect whose bodies have not begun
+        self._within: set[str] = (
+            set()
+        )  # steps whose entries, not sent yet, are to be committed by their bodies' transactions
+        self._unknown: list[str] = []  # sentences for a person
+        self._doubt_wakes = 0
+        self._settings = settings
+        self._in_doubt = False  # held because of a call that may have landed, or of an undoing that failed
         self._rewinding = False
         self._untold = False
         self._last_error_seq = 0
@@ -251,7 +301,7 @@ class Driver:
         call = self.in_flight.pop(key, None)
         if call is None:
             return  # given up earlier: its outcome no longer counts
-        if self.phase is Phase.STALE:
+        if self.phase is Phase.STALE and not outcome.within:
             self._kept[key] = (call.input.digest, outcome)
         if self.phase is not Phase.ACTIVE:
             return
@@ -259,7 +309,10 @@ class Driver:
         if self.execution.loop.timers or self._letters.open:
             self._deliver_due()
         if self.execution.ended is None:
-            self._record_step(call, outcome)
+            if call.effect is None and call.compensates is None:
+                self._record_step(call, outcome)
+            else:
+                self._record_effect(call, outcome)
         else:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
             self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
@@ -283,6 +336,7 @@ class Driver:
             return
         self._see(now)
         row = self._attempt(call, outcome, wait_seconds)
+        self._close_try(call, outcome)
         self._tries.record(row)
         self._tries.wait(call, row, committed=False, lingering=lingering)
         if self.phase is Phase.ACTIVE:
@@ -293,7 +347,7 @@ class Driver:
         ended_at = max(self._now, outcome.started_at)
         return Attempt(
             call.key,
-            self._attempts_before(call.key) + 1,
+            self._attempt_of(call),
             outcome.started_at,
             ended_at,
             min(ended_at + math.ceil(min(wait_seconds, RETRY_WAIT_SECONDS_MAX) * 1_000_000), FOREVER_US),
@@ -332,12 +386,29 @@ class Driver:
     def body_stopped(self, key: str, now: int) -> None:
         """A body was stopped by this worker (a drain) and has no outcome: it will run again elsewhere.
 
-        From then on the run can only be handed back: to this execution the call looks as if it had been answered for.
+        From then on the run can only be handed back: to this execution the call looks as if it had been answered for. An
+        intent stays open: whoever claims the run next asks what became of the call.
         """
         self.in_flight.pop(key, None)
         self._draining = True
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
+
+    def body_unbegun(self, key: str, now: int) -> None:
+        """A body that was to start never began, and nobody will begin it here."""
+        call = self.in_flight.pop(key, None)
+        if call is None:
+            return
+        self._unbegin(call)
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def _unbegin(self, call: CallStep) -> None:
+        intent = self._effects.current(call.key) if call.has_intent else None
+        if intent is not None:
+            self._effects.close_unbegun(intent)
+        if call.effect is not None and call.abandoned:
+            self._given_up.append(call)
 
     def may_begin(self, key: str) -> bool:
         """Whether a body whose start was put off is still wanted. If not, it is forgotten here."""
@@ -348,10 +419,39 @@ class Driver:
             and not self._draining
             and execution.hold_reason is None
             and execution.ended is None
+            and not self.in_flight[key].abandoned
         )
         if not wanted:
-            self.in_flight.pop(key, None)
+            call = self.in_flight.pop(key, None)
+            if call is not None:
+                self._unbegin(call)
         return wanted
+
+    def reconciled(self, key: str, attempt: int, answer: Answer, now: int) -> None:
+        """A reconciler has answered. Its answer counts only for the attempt that it was asked about."""
+        doubt = self._effects.asking.get(key)
+        if doubt is None or doubt.intent.attempt != attempt or self.phase is not Phase.ACTIVE:
+            return
+        del self._effects.asking[key]
+        self._see(now)
+        self._take_answer(doubt, answer)
+        self._go_on(now)
+
+    def reconcile_stopped(self, key: str, now: int) -> None:
+        """A reconciler was stopped by this worker (a drain): the call stays in doubt, and is asked about elsewhere."""
+        self._effects.asking.pop(key, None)
+        self._draining = True
+        if self.phase is Phase.ACTIVE:
+            self._go_on(now)
+
+    def observe(self, seen: Observation, now: int) -> None:
+        """A body told an identifier: it goes into the next unit."""
+        self._see(now)
+        self._effects.observe(seen)
+
+    def observed(self, key: str) -> list[tuple[str, str]]:
+        """`(kind, id)` of what the step's bodies have observed, earlier attempts included, oldest first."""
+        return self._effects.observed(key)
 
     def tick(self, now: int) -> None:
         """Time went on."""
@@ -377,6 +477,8 @@ class Driver:
                 self._committed = unit.entries[-1].seq
             if unit.attempts:
                 self._tries.committed(unit.attempts)
+            if unit.intents:
+                self._effects.committed(unit.intents)
             if self._rewinding:
                 self.phase = Phase.STALE
             elif unit.change is not None:
@@ -400,15 +502,12 @@ class Driver:
 
         By key and input digest, so that no body runs twice; called after `replay`, before `begin`.
         """
-        uncommitted = (*(old.unit.entries if old.unit is not None else ()), *old._entries)
         kept = dict(old._kept)
-        for entry in uncommitted:
-            if entry.kind == Kind.STEP and entry.reuses is None:  # what is used again is found again
-                outcome = BodyOutcome(
-                    Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, entry.started_at or 0
-                )
-                kept[entry.key] = (entry.digest or "", outcome)
+        kept.update((entry.key, (entry.digest or "", outcome)) for entry, outcome in old._uncommitted())
         asked = self.execution.open
+        unseen = old.unit.observations if old.unit is not None else ()
+        if old._effects.known or old._effects.outgoing or unseen:
+            self._effects.adopt(old._effects, unseen, asked)
         self._tries.adopt((*(old.unit.attempts if old.unit is not None else ()), *old._tries.rows))
         for key, waits in old._tries.waiting.items():
             row, call = self._tries.last(key), asked.get(key)
@@ -420,11 +519,30 @@ class Driver:
                 self._kept[key] = (digest, outcome)
         for key, before in old.in_flight.items():
             call = asked.get(key)
-            if call is not None and not call.abandoned and call.input.digest == before.input.digest:
+            wanted = call is not None and (not call.abandoned or call.effect is not None)
+            if call is not None and wanted and call.input.digest == before.input.digest:
                 self.in_flight[key] = call
             else:
                 self._actions.append(CancelBody(key))
         self._draining = old._draining
+
+    def _uncommitted(self) -> Iterator[tuple[Entry, BodyOutcome]]:
+        """Entries of bodies that this driver made and that do not stand, with the outcomes they were made of.
+
+        What is used again, answered by somebody or written by its body's own transaction is found again.
+        """
+        unit = self.unit
+        within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
+        closings = {c.key: c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)}
+        for entry in (*(unit.entries if unit is not None else ()), *self._entries):
+            if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
+                continue
+            closing = closings.get(entry.key)
+            if entry.key in within or entry.outcome == Outcome.CANCELLED or (closing is not None and closing.by):
+                continue
+            landed = IntentState(closing.state) if closing is not None else None
+            at = entry.started_at or 0
+            yield entry, BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, at, landed)
 
     # ------------------------------------------------------------------ what to do
 
@@ -456,26 +574,52 @@ class Driver:
         """The unit to send now; it is in flight until its verdict."""
         if self.unit is not None or self.phase is not Phase.ACTIVE:
             return None
-        if not self._entries and self.in_flight and self._may_wait():
+        effects = self._effects
+        if effects.written and (self._draining or self.execution.hold_reason is not None):
+            self._withdraw_written()
+        if not self._entries and self.in_flight and not effects.outgoing and self._may_wait():
             return None
         entries, self._entries = self._entries, []
-        if len(entries) > BATCH_ENTRIES_MAX:
-            entries, self._entries = entries[:BATCH_ENTRIES_MAX], entries[BATCH_ENTRIES_MAX:]
+        within = None
+        if self._within or len(entries) > BATCH_ENTRIES_MAX:
+            entries, within = self._cut(entries)
         change = self._change() if not self._entries else None
         note = None
         if self.execution.hold_reason is not None and not self._noted and change is None:
             note = self.execution.hold_reason
             self._noted = True
         attempts = self._tries.sent() if self._tries.rows else []
-        if not entries and not attempts and change is None and note is None:
+        if not entries and not attempts and change is None and note is None and not effects.outgoing:
             return None
         wakes = None
         if self._timer_wakes is not None:
             wakes = self._timer_wakes if any(e.kind == Kind.TIMER for e in entries) else None
             if not self._entries:
                 self._timer_wakes = None
-        self.unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, attempts, wakes, note)
-        return self.unit
+        self.unit = unit = Unit(self.run.id, self.run.token, self._new_id(), entries, change, attempts, wakes, note)
+        if effects.outgoing:
+            unit.intents, unit.closings, unit.observations = effects.take(entries[-1].seq if self._entries else None)
+        unit.within = within
+        return unit
+
+    def _cut(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
+        """What goes into the next unit, the rest put back, and the step in whose transaction it is written: one a unit."""
+        end, within = min(len(entries), BATCH_ENTRIES_MAX), None
+        for n, entry in enumerate(entries[:end]):
+            if entry.key in self._within:
+                if within is not None:
+                    end = n
+                    break
+                within = entry.key
+        if within is not None:
+            self._within.discard(within)
+        self._entries = entries[end:]
+        return entries[:end], within
+
+    def _withdraw_written(self) -> None:
+        """Bodies that were to begin do not begin in a run that is held or handed back."""
+        for key in list(self._effects.written):
+            self._effects.withdraw(key)
 
     def _may_wait(self) -> bool:
         """Whether there is nothing to say before a body ends."""
@@ -489,22 +633,22 @@ class Driver:
         if self._rewinding:
             return None
         if execution.hold_reason is not None:
-            if self.in_flight:
+            if self.in_flight or self._effects.asking:
                 return None
             if self._untold:
                 return Finish(State.CANCELLED)
-            return Hold(execution.hold_reason, self.run.wakes)
+            return Hold(execution.hold_reason, self._doubt_wakes if self._in_doubt else self.run.wakes)
         ended = execution.ended
         if ended is not None:
             if ended.cancelled:
                 return Finish(State.CANCELLED)
             state = State.SUCCEEDED if ended.error is None else State.FAILED
             return Finish(state, ended.output, ended.error)
-        if self.in_flight or (self._tries.waiting and self._tries.lingering):
+        if self.in_flight or self._effects.asking or (self._tries.waiting and self._tries.lingering):
             return None
         if self._draining:
             return Release()
-        if self._asked or self._waiting or self._kept_asked():
+        if self._asked or self._waiting or self._effects.written or self._kept_asked():
             return None
         return self._park()
 
@@ -517,8 +661,8 @@ class Driver:
         return Park("retry" if until == next_try else "timer", until, self.run.wakes)
 
     def _kept_asked(self) -> bool:
-        asked = self.execution.open  # a call given up is never asked for again, though its body had an outcome
-        return any(key in asked and not asked[key].abandoned for key in self._kept)
+        asked = self.execution.open  # a plain call given up is never asked for again, though its body had an outcome
+        return any(key in asked and (not asked[key].abandoned or asked[key].effect) for key in self._kept)
 
     def _see(self, now: int) -> None:
         """Time as this run sees it: never back, never below the due time it was claimed for."""
@@ -538,13 +682,19 @@ class Driver:
             self._carry_out()
         if self._tries.waiting:
             self._try_again()
+        if self._effects.written or self._given_up or self._unknown:
+            self._go_on_with_effects()
         if asked and self.execution.hold_reason is not None:
             self._end_untold()
 
     def _end_untold(self) -> None:
         """A request to end, of a run that is held: its code cannot be told, so it ends as asked, once no body runs."""
         letter = self._letters.cancel
+        if self._in_doubt or self._effects.asking:
+            return  # the next claim tells it
         if letter is not None and not self.in_flight and not self.execution.may_be_cancelled:
+            for intent in self._effects.open:
+                self._effects.close(Closing(intent.key, intent.attempt, IntentState.UNKNOWN, resolved=False), 0)
             reason = json.dumps({"untold": self.execution.hold_reason})
             self._untold = True
             self._deliver(self._cancel_entry(letter, reason), _UNDECODED)
@@ -584,8 +734,13 @@ class Driver:
         self._letters.answered(entry)
         return entry
 
-    def _record_step(self, call: CallStep, outcome: BodyOutcome) -> None:
+    def _record_step(
+        self, call: CallStep, outcome: BodyOutcome, mailbox_id: int | None = None, attempt: int | None = None
+    ) -> None:
         text = call.input.text
+        if len(text) > self._input_chars_short:
+            whole = self._inputs.record_whole if call.effect is not None else self._inputs.record
+            text = whole(call.name, call.input)
         entry = Entry(
             0,
             call.key,
@@ -593,14 +748,17 @@ class Driver:
             Kind.STEP,
             outcome.outcome,
             self._now,
-            self._attempts_before(call.key) + 1 if self._tries.known or self._rewound else 1,
-            text if len(text) <= self._input_chars_short else self._inputs.record(call.name, call.input),
+            attempt if attempt is not None else self._attempts_before(call.key) + 1,
+            text,
             outcome.output,
             outcome.error,
             call.input.digest,
             call.idempotency_key or self._idempotency_key(call),
             outcome.started_at,
+            mailbox_id=mailbox_id,
         )
+        if outcome.within:
+            self._within.add(call.key)
         self._deliver(entry, outcome.value)
 
     def _reuse(self, call: CallStep, aside: Entry) -> None:
@@ -627,7 +785,13 @@ class Driver:
 
     def _attempts_before(self, key: str) -> int:
         """How many attempts of the step there were, in the whole life of the run."""
-        return max(self._tries.count(key), self._rewinds.attempts_before(key))
+        before = max(self._tries.count(key), self._rewinds.attempts_before(key))
+        return max(before, self._effects.attempts_before(key)) if self._effects.known else before
+
+    def _attempt_of(self, call: CallStep) -> int:
+        """Which attempt of the step is the one that runs or is to run now."""
+        intent = self._effects.current(call.key) if call.has_intent else None
+        return intent.attempt if intent is not None else self._attempts_before(call.key) + 1
 
     def _deliver(self, entry: Entry, value: Any) -> None:
         self._last_seq += 1
@@ -647,13 +811,20 @@ class Driver:
             if type(command) is CancelStep:
                 if not self._withdraw(command.key):
                     self._wait(command, entry.seq)
-            elif type(command) is CallStep and command.runs_ahead and self._may_run_ahead(command):
+            elif type(command) is CallStep and command.runs_ahead and self._is_new(command):
                 self._start(command)
+            elif (
+                type(command) is CallStep
+                and command.effect is not None
+                and command.has_intent
+                and self._is_new(command)
+            ):
+                self._write_intent(command)  # with the entries that led to it, in one commit
             else:
                 self._wait(command, entry.seq)
 
-    def _may_run_ahead(self, call: CallStep) -> bool:
-        """Whether a body may start before the entries that led to its call are committed: nothing of it is known yet."""
+    def _is_new(self, call: CallStep) -> bool:
+        """Whether a call may be carried out before the entries that led to it are committed: nothing of it is known yet."""
         execution = self.execution
         return (
             not self._draining
@@ -663,6 +834,7 @@ class Driver:
             and call.key not in self.in_flight
             and not self._tries.count(call.key)
             and not self._rewound
+            and self._effects.current(call.key) is None
         )
 
     def _wait(self, command: Command, seq: int) -> None:
@@ -672,8 +844,17 @@ class Driver:
             self._asked[command.key] = command
 
     def _withdraw(self, key: str) -> bool:
-        """Take back a call that has not been carried out; it is passed over when its turn comes."""
-        return self._asked.pop(key, None) is not None
+        """Take back a call that has not been carried out; it is passed over when its turn comes. A step with an effect gets
+        an entry all the same: whoever waits for what became of it goes by the journal alone."""
+        call = self._asked.pop(key, None)
+        if call is None and key in self._effects.written:
+            call = self._effects.written[key].call
+            self._effects.withdraw(key)
+        if call is None and key in self._tries.waiting and self._tries.waiting[key].call.effect is not None:
+            call = self._tries.waiting.pop(key).call
+        if call is not None and call.effect is not None:
+            self._given_up.append(call)
+        return call is not None
 
     def _carry_out(self) -> None:
         waiting = self._waiting
@@ -688,7 +869,10 @@ class Driver:
             command, _ = waiting.popleft()
             if type(command) is CancelStep:
                 self._tries.waiting.pop(command.key, None)
-                if self.in_flight.pop(command.key, None) is not None:
+                call = self.in_flight.get(command.key)
+                if call is not None and call.effect is not None:
+                    self._actions.append(Withdraw(command.key))
+                elif self.in_flight.pop(command.key, None) is not None:
                     self._actions.append(CancelBody(command.key))
                 continue
             assert type(command) is CallStep
@@ -697,47 +881,281 @@ class Driver:
             self._answer_or_start(command)
 
     def _answer_or_start(self, call: CallStep) -> None:
-        if not self._kept and not self._rewound and not self._tries.known:
+        nothing_known = not self._kept and not self._rewound and not self._tries.known and not self._effects.known
+        if nothing_known and call.effect is None:
             if call.key not in self.in_flight:
                 self._start(call)
             return
         kept = self._kept.pop(call.key, None)
         aside = self._rewinds.result_for(call)
         if kept is not None and kept[0] == call.input.digest:
-            self._record_step(call, kept[1])
+            if call.effect is None and call.compensates is None:
+                self._record_step(call, kept[1])
+            else:
+                self._record_effect(call, kept[1])
             self._deliver_due()
         elif aside is not None:
             self._reuse(call, aside)
             self._deliver_due()
-        elif call.key not in self.in_flight and call.key not in self._tries.waiting:
+        elif call.key not in self.in_flight and call.key not in self._tries.waiting and not self._is_answered(call):
             last = self._last_try(call.key)
             stands = last not in self._tries.rows
             if last is not None and (last.next_at > self._now or not stands):
                 self._tries.wait(call, last, committed=stands)
             else:
-                self._start(call)
+                self._begin(call)
 
     def _try_again(self) -> None:
         execution = self.execution
         if self._draining or execution.hold_reason is not None or execution.ended is not None:
             return
         for waits in self._tries.due(self._now):
-            self._start(waits.call)
+            doubt = self._effects.doubt(waits.call, self._now) if waits.call.effect is not None else None
+            if doubt is not None:  # the other side has forgotten its key meanwhile
+                self._ask(doubt)
+            else:
+                self._begin(waits.call)
 
     def _start(self, call: CallStep) -> None:
         if not call.runs_ahead:
             call.idempotency_key = self._idempotency_key(call) or ""
         self.in_flight[call.key] = call
-        if not self._tries.known and not self._rewound:
+        if not self._tries.known and not self._rewound and not self._effects.known:
             self._actions.append(StartBody(call))
             return
         call.shift = max(0, self._rewound_at - call.asked_at)
+        intent = self._effects.current(call.key) if call.has_intent else None
+        written_at = intent.written_at if intent is not None else None
+        attempt = self._attempt_of(call)
         last = self._last_try(call.key)
         if last is None:
-            self._actions.append(StartBody(call, self._attempts_before(call.key) + 1))
+            self._actions.append(StartBody(call, attempt, written_at=written_at))
         else:
-            begin = StartBody(call, last.attempt + 1, last.tries + 1, last.first_at, last.idle_before_next)
-            self._actions.append(begin)
+            tried = last.tries + 1, last.first_at, last.idle_before_next
+            self._actions.append(StartBody(call, attempt, *tried, written_at))
+
+    # ------------------------------------------------------------------ effects
+
+    def _begin(self, call: CallStep) -> None:
+        """Its body is to run: at once, or once its intent is committed."""
+        before = self._effects.unsettled(call.key) if self._effects.known else None
+        if before is not None and before.state == IntentState.OPEN and call.has_intent:
+            self._start(call)  # an idempotent call whose worker died: again, under its intent, with its key
+            return
+        if before is not None:  # a person said that it may go on
+            self._effects.close(Closing(before.key, before.attempt, IntentState.UNKNOWN, by="retry"), self._last_seq)
+        if call.has_intent:
+            self._write_intent(call)
+        else:
+            self._start(call)
+
+    def _write_intent(self, call: CallStep) -> None:
+        assert call.effect is not None
+        call.idempotency_key = self._idempotency_key(call) or ""
+        attempt = self._attempts_before(call.key) + 1
+        key, text = call.idempotency_key, call.input.text
+        self._effects.write(
+            call, Intent(call.key, attempt, call.name, call.effect, key, text, self._now), self._last_seq
+        )
+
+    def _is_answered(self, call: CallStep) -> bool:
+        """Whether something else is to be made of a call than to run its body."""
+        effects, key = self._effects, call.key
+        if key in effects.written or key in effects.asking:
+            return True
+        unsettled = effects.unsettled(key) if effects.known else None
+        if unsettled is not None:
+            word = self._letters.word(key, unsettled.attempt, misfit(unsettled))
+            if word is not None:
+                doubt = Doubt(call, unsettled, effects.outcome_of(unsettled))
+                self._take_answer(doubt, self._answer(doubt, *word))
+                return True
+        doubtful = effects.doubt(call, self._now) if effects.known else None
+        if doubtful is not None:
+            self._ask(doubtful)
+        elif call.abandoned and unsettled is None:
+            self._record_cancelled(call, None)
+        elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
+            self.execution.hold(
+                f"step {key}: before the retry its call landed with input {_head(landed.input)}, the code now asks "
+                f"for it with {_head(call.input.text)} at {call.where}: it is not made a second time; let the code ask as it did, "
+                "or start a new run"
+            )
+        else:
+            return False
+        return True
+
+    def _go_on_with_effects(self) -> None:
+        execution = self.execution
+        while self._given_up:
+            calls, self._given_up = self._given_up, []
+            if self._draining or execution.hold_reason is not None:
+                break  # the next claim finds them given up
+            for call in calls:
+                self._answer_or_start(call)
+            self._carry_out()
+        if not self._draining and execution.hold_reason is None:
+            for written in self._effects.to_begin:
+                del self._effects.written[written.call.key]
+                self._start(written.call)
+        if self._unknown:
+            sentences, self._unknown = self._unknown, []
+            if execution.hold_reason is None:
+                self._in_doubt = True
+                self._doubt_wakes = self.run.wakes
+                execution.hold("; ".join(sentences))
+
+    def _record_effect(self, call: CallStep, outcome: BodyOutcome) -> None:
+        """An attempt of a step with an effect, or of an undoing, has ended."""
+        intent = self._effects.current(call.key) if call.has_intent else None
+        if call.compensates is not None and outcome.outcome != Outcome.OK:
+            self._undoing_failed(call, intent, outcome)
+        elif intent is None:
+            self._settle(call, outcome, None)
+        elif outcome.outcome == Outcome.OK:
+            self._settle(call, outcome, Closing(call.key, intent.attempt, IntentState.LANDED))
+        elif outcome.landed is IntentState.NOT_LANDED:
+            not_landed = Closing(call.key, intent.attempt, IntentState.NOT_LANDED, evidence=failure(outcome))
+            self._settle(call, outcome, not_landed)
+        elif call.effect is Effect.IRREVERSIBLE or outcome.landed is IntentState.LANDED:
+            self._ask(Doubt(call, intent, outcome))
+        else:
+            unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, evidence=failure(outcome))
+            self._settle(call, outcome, unknown)
+
+    def _close_try(self, call: CallStep, outcome: BodyOutcome) -> None:
+        """A try has failed, and another one was decided: its own intent is closed."""
+        intent = self._effects.current(call.key) if call.has_intent else None
+        if intent is not None:
+            declared = outcome.landed is IntentState.NOT_LANDED
+            state = IntentState.NOT_LANDED if declared else IntentState.UNKNOWN
+            self._effects.close(Closing(call.key, intent.attempt, state, evidence=failure(outcome)), self._last_seq)
+
+    def _settle(
+        self, call: CallStep, outcome: BodyOutcome, closing: Closing | None, mailbox_id: int | None = None
+    ) -> None:
+        """The step's entry, and what it says of its intent, in one unit."""
+        seq, number = self._last_seq + 1, self._attempt_of(call)
+        if call.compensates is not None and outcome.outcome == Outcome.OK:
+            undone, landed = call.compensates
+            if landed:
+                self._effects.close(Closing(undone, landed, IntentState.COMPENSATED), seq)
+        if closing is not None:
+            self._effects.close(closing, seq)
+        self._record_step(call, outcome, mailbox_id, number)
+
+    def _record_cancelled(self, call: CallStep, closing: Closing | None, mailbox_id: int | None = None) -> None:
+        self._settle(call, BodyOutcome(Outcome.CANCELLED, None, None, None, self._now), closing, mailbox_id)
+
+    def _ask(self, doubt: Doubt) -> None:
+        """Somebody must say whether a call landed: the step's reconciler, if it has one, else a person."""
+        call, intent, outcome = doubt.call, doubt.intent, doubt.outcome
+        if outcome is not None:
+            self._effects.ended[call.key] = intent.attempt, outcome
+        if outcome is not None and outcome.landed is IntentState.LANDED:
+            self._say_unknown(doubt, "the call landed, but what it returned cannot be journaled")
+        elif call.reconcile is None:
+            self._say_unknown(doubt, "")
+        elif self._draining or self.execution.hold_reason is not None:
+            if outcome is not None:
+                evidence = failure(outcome)
+                seen = Closing(call.key, intent.attempt, IntentState.OPEN, resolved=False, evidence=evidence)
+                self._effects.close(seen, self._last_seq)
+        else:
+            self._effects.asking[call.key] = doubt
+            error = outcome.value if outcome is not None else None
+            if error is _UNDECODED and outcome is not None:
+                error = decode_error(outcome.error or "{}")
+            self._actions.append(Reconcile(call, intent.attempt, intent.written_at, error))
+
+    def _take_answer(self, doubt: Doubt, answer: Answer) -> None:
+        call, intent = doubt.call, doubt.intent
+        closing = Closing(call.key, intent.attempt, answer.state, by=answer.by, evidence=answer.evidence)
+        if answer.state is IntentState.UNKNOWN and answer.outcome is None:
+            self._say_unknown(doubt, answer.reason, answer.evidence)
+        elif answer.state is not IntentState.NOT_LANDED:
+            assert answer.outcome is not None
+            self._settle(call, answer.outcome, closing, answer.mailbox_id)
+        elif call.abandoned:
+            self._record_cancelled(call, closing, answer.mailbox_id)
+        elif doubt.outcome is not None and call.compensates is None:
+            self._settle(call, doubt.outcome, closing, answer.mailbox_id)
+        else:
+            self._effects.close(closing, self._last_seq)
+            if not self._draining and self.execution.hold_reason is None:
+                self._begin(call)
+
+    def _say_unknown(self, doubt: Doubt, reason: str, evidence: str | None = None) -> None:
+        """Nobody here can say: the run is held, and a person is asked."""
+        call, intent = doubt.call, doubt.intent
+        if doubt.outcome is not None:
+            evidence = _joined(failure(doubt.outcome), evidence)
+        if intent.state == IntentState.OPEN or evidence is not None or intent.resolved:
+            unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
+            self._effects.close(unknown, self._last_seq)
+        how = "its worker died"
+        if doubt.outcome is not None:
+            how = f"it ended with {error_words(json.loads(doubt.outcome.error or '{}'))}"
+        self._unknown.append(
+            f"step {call.key}: nobody knows whether its call landed (attempt {intent.attempt}, {how})"
+            f"{': ' if reason else ''}{reason}; find out, and say so: replaykit resolve {self.run.id} {call.key}, with "
+            "--landed JSON, --not-landed or --fail"
+        )
+
+    def _undoing_failed(self, call: CallStep, intent: Intent | None, outcome: BodyOutcome) -> None:
+        """Nothing is recorded of it, so that it can be run again; a person sees what was and what was not undone."""
+        evidence = failure(outcome)
+        if intent is not None:
+            closing = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
+            self._effects.close(closing, self._last_seq)
+        else:
+            key, effect = call.idempotency_key, call.effect or Effect.REPEATABLE
+            attempt, text = self._attempt_of(call), call.input.text
+            state = IntentState.UNKNOWN
+            row = Intent(call.key, attempt, call.name, effect, key, text, self._now, state, evidence=evidence)
+            self._effects.insert(row, self._last_seq)
+        undone, owed = call.saga.undone, call.saga.keys_owed
+        self._unknown.append(
+            f"{call.key}: an undoing failed with {error_words(json.loads(outcome.error or '{}'))}; undone: "
+            f"{', '.join(undone) or 'nothing'}; not undone: {', '.join([call.key.partition(':')[2], *owed])}; once it can "
+            f"succeed: replaykit retry {self.run.id}; if it was done by hand: replaykit resolve {self.run.id} {call.key} "
+            "--landed null"
+        )
+
+    def _answer(self, doubt: Doubt, letter: Mail, body: dict[str, Any]) -> Answer:
+        """A person's word, for the attempt that it was given for."""
+        call, by, comment = doubt.call, letter.sent_by or "a person", body.get("comment")
+        if body.get("word") == "not_landed":
+            return Answer(IntentState.NOT_LANDED, None, "", by, comment, letter.id)
+        if body.get("word") == "landed":
+            try:
+                value = call.info.decode_result(json.dumps(body.get("value")))
+                outcome = result_outcome(call.info, value, doubt.intent.written_at, self._settings)
+            except Exception as misfit:
+                outcome = error_outcome(misfit, 0)
+            if outcome.outcome is Outcome.OK:
+                return Answer(IntentState.LANDED, outcome, "", by, comment, letter.id)
+            reason = f"what {by} said it returned does not fit {call.name} ({error_words(json.loads(outcome.error or '{}'))})"
+            return Answer(IntentState.UNKNOWN, None, reason, by, misfit=letter.id)
+        error = body.get("error")
+        if error is None:
+            words = f"step {call.key}: nobody knows whether its call landed; {by} let it fail"
+            error = json.loads(encode_error(InDoubt(f"{words}: {comment}" if comment else words)))
+        text = json.dumps(error)
+        at = doubt.intent.written_at
+        failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
+        return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)
+
+
+def _head(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= _HEAD_CHARS else f"{text[:_HEAD_CHARS]}... ({len(text):,} characters)"
+
+
+def _joined(one: str, other: str | None) -> str:
+    """Two JSON objects as one."""
+    return one if other is None else f"{one[:-1]},{other[1:]}"
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:

@@ -32,7 +32,17 @@ from replaykit.replay.jsontext import check_size
 from replaykit.replay.keys import absolute_key, check_name
 from replaykit.replay.libraries import order_libraries
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
-from replaykit.replay.requests import POLICY_ATTRIBUTE, CallStep, CancelStep, Command, Pending, Policy, line_of
+from replaykit.replay.requests import (
+    POLICY_ATTRIBUTE,
+    UNSET,
+    CallStep,
+    CancelStep,
+    Command,
+    Pending,
+    Policy,
+    line_of,
+)
+from replaykit.replay.sagas import Owed, Saga, owing_saga
 from replaykit.replay.signature import FunctionInfo, describe, same_input
 
 __all__ = ["Ended", "Execution", "current_execution"]
@@ -115,6 +125,9 @@ class Execution:
         self._payload_bytes_max = payload_bytes_max
         self._dropped: CallStep | None = None  # the first call that was thrown away without an await
         self._awaited = 0  # calls in `open` that the code still waits for
+        self._owed = 0  # calls in `open` of steps with an effect that the code has given up: each gets an entry
+        self._undoing: set[RunTask] = set()  # no cancel stops these half-way
+        self._waiters: list[asyncio.Future[None]] = []  # for the next entry of a step
         self._fatal: BaseException | None = None
         self._root: RunTask | None = None
         self._raised: dict[int, tuple[BaseException, int]] = {}  # errors that were delivered, with their seq
@@ -201,10 +214,23 @@ class Execution:
         del self.open[entry.key]
         if not call.abandoned:
             self._awaited -= 1
+        elif call.effect is not None:
+            self._owed -= 1
+        if call.saga is not None:
+            call.saga.settled(call, entry)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
         future = call.future
         if future is None or future.done():
             return  # the code gave it up: the entry moves the clock and reaches nobody
-        if entry.outcome == Outcome.OK:
+        if entry.outcome == Outcome.CANCELLED:
+            self.hold(
+                f"step {entry.key}: the journal says that the code gave it up before it began, the code now waits for it at "
+                f"{call.where}"
+            )
+        elif entry.outcome == Outcome.OK:
             if value is _MISSING:
                 try:
                     value = call.info.decode_result(entry.output or "null")
@@ -286,8 +312,9 @@ class Execution:
         return _mix(self.seed ^ 0x3333, call.number)
 
     def net_commands(self) -> list[Command]:
-        """What is still asked for after a replay, in the order of the requests."""
-        return [call for call in self.open.values() if not call.abandoned]
+        """What is still asked for after a replay, in the order of the requests; calls of steps with an effect that the code
+        has given up, too: what became of them is to be recorded."""
+        return [call for call in self.open.values() if not call.abandoned or call.effect is not None]
 
     @property
     def next_deadline(self) -> int | None:
@@ -323,10 +350,64 @@ class Execution:
             self._absolute.add(key)
         else:
             key = loop.scope().key(name)
-        self._calls_made += 1
-        call = CallStep(key, name, function, info, bound, policy, line)
-        call.number = self._calls_made
+        call = self._new_call(CallStep(key, name, function, info, bound, policy, line))
+        if policy is not None and policy.compensate is not UNSET and policy.compensate is not None:
+            call.saga = owing_saga(call)
+        if call.effect is not None and bound.live:
+            self._refuse_live(call)
         return Pending(self, call)
+
+    def _new_call(self, call: CallStep) -> CallStep:
+        self._calls_made += 1
+        call.number = self._calls_made
+        return call
+
+    def _refuse_live(self, call: CallStep) -> None:
+        """Whoever asks what became of a call needs all of its input."""
+        opaque = call.info.opaque_arguments(call.input)
+        if opaque:
+            raise NotJournalable(
+                f"$.{opaque[0]}: cannot journal a {type(call.input.live[opaque[0]]).__name__}, and step {call.key} has "
+                f"effect={str(call.effect)!r}, whose input is kept in full: hand it over through the worker's lifespan "
+                "(step.current().resources)"
+            )
+
+    def undoing(self, owed: Owed, saga: Saga) -> Pending[Any]:
+        """The step that undoes another: of its own function's policy, under the key `~undo:KEY`."""
+        info = describe(owed.compensate)
+        policy: Policy | None = getattr(owed.compensate, POLICY_ATTRIBUTE, None)
+        name = policy.name if policy is not None and policy.name is not None else info.name or owed.call.name
+        bound = info.bind((owed.call.info.decode_result(owed.output),), {})
+        call = self._new_call(CallStep(f"~undo:{owed.key}", name, owed.compensate, info, bound, policy, owed.call.line))
+        call.compensates = owed.key, owed.attempt
+        call.saga = saga
+        return Pending(self, call)
+
+    async def compensate(self, saga: Saga) -> None:
+        """Undo what a saga owes. A cancel that comes meanwhile is raised when that is done.
+
+        Raises:
+            CancelledError: one came.
+        """
+        task = self.loop.add_task(saga.undo(), Scope(None, "~saga/"), name="undo")
+        self._undoing.add(task)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self._undoing.discard(task)
+        task.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def outcomes(self, awaited: Callable[[], bool]) -> None:
+        """Wait, entry by entry, as long as `awaited()`, and until every call with an effect that was given up has its entry."""
+        while self._owed or awaited():
+            waiter: asyncio.Future[None] = asyncio.Future(loop=self.loop)
+            self._waiters.append(waiter)
+            await waiter
 
     def request(self, call: CallStep) -> asyncio.Future[Any]:
         """A called step is awaited for the first time."""
@@ -339,6 +420,8 @@ class Execution:
             call.asked_at = self.loop.clock
             self.open[call.key] = call
             self._awaited += 1
+            if call.saga is not None and call.compensates is None:
+                call.saga.pending.add(call.key)
             self._commands.append(call)
         return future
 
@@ -349,6 +432,7 @@ class Execution:
         call.abandoned = True
         if call.key in self.open:
             self._awaited -= 1
+            self._owed += call.effect is not None
         self._commands.append(CancelStep(call.key))
 
     def dropped(self, call: CallStep) -> None:
@@ -406,7 +490,7 @@ class Execution:
 
     def waits_outside(self) -> bool:
         """Whether an entry may still come for something that the code waits for."""
-        return self._awaited > 0 or self.loop.next_timer() is not None
+        return self._awaited > 0 or self._owed > 0 or self.loop.next_timer() is not None
 
     def _stacks(self) -> str:
         lines = [text for task in self.loop.tasks if not task.done() for text in [_stack(task)] if text]
@@ -416,7 +500,7 @@ class Execution:
 
     def _function_ended(self, root: asyncio.Task[Any]) -> None:
         loop = self.loop
-        if self._live_tasks() or any(getattr(g, "ag_frame", None) is not None for g in loop.generators):
+        if self._owed or self._live_tasks() or any(getattr(g, "ag_frame", None) is not None for g in loop.generators):
             task = loop.add_task(self._end(), Scope(None, "~end/"), name="end", context=contextvars.Context())
             task.add_done_callback(lambda _: self._settle())
         else:
@@ -427,15 +511,20 @@ class Execution:
         return [t for t in self.loop.tasks if not t.done() and t is not current]
 
     async def _end(self) -> None:
-        """Cancel and await the other tasks, then close async generators in order of first use; both may run steps."""
+        """Cancel and await the other tasks, then close async generators in order of first use; both may run steps. Then
+        wait for what becomes of calls with an effect that were given up: the run does not end before that is known."""
         while True:
             live = self._live_tasks()
             for task in live:
-                task.cancel()
+                if task not in self._undoing:
+                    task.cancel()
             if live:
                 await asyncio.wait(live)
                 continue
             generators = [g for g in self.loop.generators if getattr(g, "ag_frame", None) is not None]
+            if not generators and self._owed:
+                await self.outcomes(lambda: False)
+                continue
             if not generators:
                 return
             try:
@@ -522,6 +611,8 @@ class Execution:
             self.open.clear()
             self._commands.clear()
             self._raised.clear()
+            self._waiters.clear()
+            self._undoing.clear()
             self._context = None
             self._root = None  # what runs leave behind is freed at once, as far as that can be done
             self._args, self._kwargs = (), {}

@@ -52,7 +52,17 @@ class Letters:
         """Up to which seq recorded results are taken whatever inputs the code asks with now."""
         return max((_body(m).get("seq", 0) for m in self._letters if _body(m).get("accept") == "inputs"), default=0)
 
+    def word(self, key: str, attempt: int, after: int) -> tuple[Mail, dict[str, Any]] | None:
+        """A person's word on that attempt of a step, with what it says; words up to that id count no more."""
+        for letter in self._letters:
+            if letter.kind == MailKind.RESOLVE and letter.id > after:
+                body = _body(letter)
+                if body.get("key") == key and body.get("attempt") == attempt:
+                    return letter, body
+        return None
+
 
 def _body(letter: Mail) -> dict[str, Any]:
-    found = json.loads(letter.body) if letter.kind == MailKind.RETRY and letter.body is not None else {}
+    read = letter.kind in (MailKind.RETRY, MailKind.RESOLVE) and letter.body is not None
+    found = json.loads(letter.body or "{}") if read else {}
     return found if isinstance(found, dict) else {}

@@ -267,6 +267,10 @@ class FunctionInfo:
                 # a validator of the author's asked for the secret: without it there is no such value
         return values
 
+    def opaque_arguments(self, bound: BoundInput) -> list[str]:
+        """Names of the arguments that are recorded as their type's name alone."""
+        return [name for name in bound.live if _opaque(_split(bound.text).get(name, "")) is not None]
+
     def _call(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -415,6 +419,12 @@ class GrowingInputs:
         self._keep(name, bound.digest, text)
         same = _shared(text, before)
         return text if same < GROWN_CHARS_MIN else _shortened(bound, after=after, same=same, then=text[same:])
+
+    def record_whole(self, name: str, bound: BoundInput) -> str:
+        """The text to record for a call whose input is kept in full: of a step with an effect."""
+        if len(bound.text) >= GROWN_CHARS_MIN:
+            self._keep(name, bound.digest, bound.text)
+        return bound.text
 
     def whole(self, name: str, digest: str | None, text: str) -> str:
         """A recorded input as it was, for the next entry of a journal; as it is recorded if that is all there is."""
