@@ -12,14 +12,19 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeAlias, overload
 
-from replaykit.errors import ConfigurationError, Gone, OutsideRun
+from typing_extensions import TypeVar
+
+from replaykit.errors import ConfigurationError, Gone, NotLanded, OutsideRun
+from replaykit.replay.answers import Landed, Unknown
+from replaykit.replay.declared import check_call, declare, effect_of
+from replaykit.replay.entries import Effect
 from replaykit.replay.execution import EPOCH, Execution, current_execution
 from replaykit.replay.keys import check_name, check_observation, key_uuid
 from replaykit.replay.loop import RunLoop
 from replaykit.replay.requests import POLICY_ATTRIBUTE, UNSET, Pending, Policy, Unset
-from replaykit.replay.retrying import check_retry
+from replaykit.replay.sagas import SagaBlock
 from replaykit.replay.signature import FunctionInfo, describe
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ __all__ = [
     "Workflow",
     "now",
     "rng",
+    "saga",
     "sleep",
     "step",
     "uuid4",
@@ -46,12 +52,21 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L", default=object)
+C = TypeVar("C", bound=Callable[..., object], default=Callable[[object], object])
+L_contra = TypeVar("L_contra", contravariant=True)
+C_co = TypeVar("C_co", covariant=True)
 AsyncKind = TypeVar("AsyncKind", bound="_AsyncConnection")
 SyncKind = TypeVar("SyncKind", bound="_SyncConnection")
 
 Moment = float | dt.timedelta | dt.datetime
 """Wherever a time is asked for: seconds, a timedelta, or an aware moment."""
+
+Durability: TypeAlias = Literal["sync", "async"]
+EffectName: TypeAlias = Literal["repeatable", "idempotent", "irreversible", "transactional"]
+Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 
 class Committing(Protocol):
@@ -197,12 +212,12 @@ class StepInfo:
             What an async body may await, and a sync one wait for with `.result()`: the commit. Nobody has to.
 
         Raises:
-            ConfigurationError: no text, an empty one, or one that cannot be stored.
-            OutsideRun: the step has `durability="async"`, or this is no longer its body.
+            ConfigurationError: no text, an empty one, or one that cannot be stored; the step has `durability="async"`.
+            OutsideRun: the step's try is over.
         """
         check_observation(kind, id, self.key)
         if not self._idempotency_key:
-            raise OutsideRun(
+            raise ConfigurationError(
                 f"observe({kind!r}, ...) in step {self.key}, which has durability='async' and may run again after others "
                 "have gone on from it: give it durability='sync'"
             )
@@ -239,6 +254,58 @@ class StepInfo:
         return f"<step {self.key}, attempt {self.attempt} of run {self.run_id}>"
 
 
+Reconciler: TypeAlias = Callable[[StepInfo], Awaitable[Landed[L] | NotLanded | Unknown]]
+"""What `reconcile=` takes, for a step whose result is an `L`."""
+
+if TYPE_CHECKING:
+    # What checkers see of a call or a declaration with reconcile= or compensate=: the function's result R has to be an L, and
+    # what the compensation C takes. Matched by self, which is all that binds R from two sides at once. The first rows are for
+    # what takes any object, such as a lambda: a match with it would leave no more of R than `object`.
+    # No `Any` in the type of a declared async function: mypy would find its step(...) ambiguous.
+
+    class TypedCall(Generic[L_contra, C_co]):
+        @overload
+        def __call__(
+            self: TypedCall[object, Callable[[object], object]],
+            fn: Callable[P, Coroutine[Any, Any, R]],
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> Pending[R]: ...
+        @overload
+        def __call__(
+            self: TypedCall[object, Callable[[object], object]],
+            fn: Callable[P, R],
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> Pending[R]: ...
+        @overload
+        def __call__(
+            self: TypedCall[R, Callable[[R], object]],
+            fn: Callable[P, Coroutine[Any, Any, R]],
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> Pending[R]: ...
+        @overload
+        def __call__(
+            self: TypedCall[R, Callable[[R], object]], fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+        ) -> Pending[R]: ...
+        def __call__(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    class TypedPolicy(Generic[L_contra, C_co]):
+        @overload
+        def __call__(self: TypedPolicy[object, Callable[[object], object]], fn: F, /) -> F: ...
+        @overload
+        def __call__(
+            self: TypedPolicy[R, Callable[[R], object]], fn: Callable[P, Coroutine[Any, Any, R]], /
+        ) -> Callable[P, Coroutine[object, Never, R]]: ...
+        @overload
+        def __call__(self: TypedPolicy[R, Callable[[R], object]], fn: Callable[P, R], /) -> Callable[P, R]: ...
+        def __call__(self, fn: Any, /) -> Any: ...
+
+
 CURRENT_STEP: Final[contextvars.ContextVar[StepInfo | None]] = contextvars.ContextVar("replaykit_step", default=None)
 """Set by the executor in a body's own context."""
 
@@ -262,11 +329,16 @@ class StepCall:
         Raises:
             TypeError: the arguments do not fit.
             OutsideRun: there is no run here: call `fn` itself.
+            ConfigurationError: options that do not go together with what is declared on `fn`; a step with an effect in a body.
         """
+        if self._options is not None:
+            check_call(self._options, fn)
         loop = asyncio._get_running_loop()
         if type(loop) is RunLoop:
             return loop.execution.call_step(fn, args, kwargs, self._options)  # type: ignore[attr-defined]
-        if CURRENT_STEP.get() is not None:
+        info = CURRENT_STEP.get()
+        if info is not None:
+            _refuse_effect(fn, self._options, info)
             return _plain_call(fn, args, kwargs)
         name = getattr(fn, "__qualname__", repr(fn))
         raise OutsideRun(f"step({name}, ...) outside of a run: call {name}(...) itself, or do this in a @workflow")
@@ -275,6 +347,7 @@ class StepCall:
 class Step(StepCall):
     """`step`: calls a function as a step, and declares how steps are to be treated."""
 
+    @overload
     def options(
         self,
         *misplaced: Never,
@@ -282,8 +355,54 @@ class Step(StepCall):
         key: str | None = None,
         retry: BaseRetrying | Unset | None = UNSET,
         timeout: Moment | Unset | None = UNSET,
-        durability: Literal["sync", "async"] | Unset = UNSET,
-    ) -> StepCall:
+        durability: Durability | Unset = UNSET,
+        effect: EffectName | Unset = UNSET,
+        not_landed: Errors | Unset = UNSET,
+        key_valid_for: float | dt.timedelta | Unset | None = UNSET,
+    ) -> StepCall: ...
+    @overload
+    def options(
+        self,
+        *misplaced: Never,
+        name: str | None = None,
+        key: str | None = None,
+        retry: BaseRetrying | Unset | None = UNSET,
+        timeout: Moment | Unset | None = UNSET,
+        durability: Durability | Unset = UNSET,
+        effect: EffectName | Unset = UNSET,
+        reconcile: Reconciler[L] | Unset | None = UNSET,
+        not_landed: Errors | Unset = UNSET,
+        compensate: C | Unset | None,
+        key_valid_for: float | dt.timedelta | Unset | None = UNSET,
+    ) -> TypedCall[L, C]: ...
+    @overload
+    def options(
+        self,
+        *misplaced: Never,
+        name: str | None = None,
+        key: str | None = None,
+        retry: BaseRetrying | Unset | None = UNSET,
+        timeout: Moment | Unset | None = UNSET,
+        durability: Durability | Unset = UNSET,
+        effect: EffectName | Unset = UNSET,
+        reconcile: Reconciler[L] | Unset | None,
+        not_landed: Errors | Unset = UNSET,
+        key_valid_for: float | dt.timedelta | Unset | None = UNSET,
+    ) -> TypedCall[L, Callable[[object], object]]: ...
+    def options(
+        self,
+        *misplaced: Never,
+        name: str | None = None,
+        key: str | None = None,
+        retry: BaseRetrying | Unset | None = UNSET,
+        timeout: Moment | Unset | None = UNSET,
+        durability: Durability | Unset = UNSET,
+        effect: EffectName | Unset = UNSET,
+        reconcile: Any = UNSET,
+        not_landed: Errors | Unset = UNSET,
+        compensate: Any = UNSET,
+        key_valid_for: float | dt.timedelta | Unset | None = UNSET,
+    ) -> Any:
         """A `step` with these options for one call: `step.options(name="charge")(fn, x)`. They go before declared ones.
 
         Args:
@@ -295,12 +414,33 @@ class Step(StepCall):
                 `TimeoutError`; an async one is cancelled, a sync one's late result is dropped. None: as long as it takes.
             durability: "async" hands the result on before its commit, for cheap steps that may run again: see
                 `docs/explanation/durability.md`.
+            effect: what the body does to the world. "repeatable" (the default): nothing that a second time would spoil.
+                "idempotent": the other side recognises a second call by `step.current().idempotency_key`. "irreversible": a
+                second call would be a second deed. "transactional": rows over `step.current().connection()`, committed with the
+                step's entry.
+            reconcile: an async function that asks the world whether a call in doubt landed; it gets the step's `StepInfo`.
+            not_landed: an exception class, or a tuple of them, with which the body says that its call did not happen.
+            compensate: a function of the step's result that undoes it, as a step of its own: see `saga()`.
+            key_valid_for: for how long the other side recognises the key: seconds or a timedelta; None: for ever.
 
         Raises:
             ConfigurationError: an option that cannot work as given.
         """
         _refuse_bare("step.options", misplaced)
-        return StepCall(_policy(name, key, retry, timeout, durability))
+        options = declare(
+            whole=False,
+            name=name,
+            key=key,
+            retry=retry,
+            timeout=timeout,
+            durability=durability,
+            effect=effect,
+            reconcile=reconcile,
+            not_landed=not_landed,
+            compensate=compensate,
+            key_valid_for=key_valid_for,
+        )
+        return StepCall(options)
 
     def policy(
         self,
@@ -308,8 +448,13 @@ class Step(StepCall):
         name: str | None = None,
         retry: BaseRetrying | Unset | None = UNSET,
         timeout: Moment | Unset | None = UNSET,
-        durability: Literal["sync", "async"] | Unset = UNSET,
-    ) -> Callable[[F], F]:
+        durability: Durability | Unset = UNSET,
+        effect: EffectName | Unset = UNSET,
+        reconcile: Reconciler[L] | Unset | None = UNSET,
+        not_landed: Errors | Unset = UNSET,
+        compensate: C | Unset | None = UNSET,
+        key_valid_for: float | dt.timedelta | Unset | None = UNSET,
+    ) -> TypedPolicy[L, C]:
         """Declare the same options on the function, which stays a plain function.
 
         Raises:
@@ -320,16 +465,27 @@ class Step(StepCall):
                 f"@step.policy on {_told(describe(misplaced[0]))} says nothing: write @step.policy(retry=..., timeout=...)"
             )
         _refuse_bare("step.policy", misplaced)
-        declared = _policy(name, None, retry, timeout, durability)
+        declared = declare(
+            whole=True,
+            name=name,
+            retry=retry,
+            timeout=timeout,
+            durability=durability,
+            effect=effect,
+            reconcile=reconcile,
+            not_landed=not_landed,
+            compensate=compensate,
+            key_valid_for=key_valid_for,
+        )
 
-        def declare(function: F) -> F:
+        def leave(function: Any) -> Any:
             setattr(function, POLICY_ATTRIBUTE, declared)
             return function
 
-        return declare
+        return leave  # type: ignore[return-value]
 
     def current(self) -> StepInfo:
-        """The step whose body runs here.
+        """The step whose body runs here, or whose reconciler.
 
         Raises:
             OutsideRun: no body of a step runs here.
@@ -346,39 +502,14 @@ step: Final = Step()
 """Calls a function as a step: `await step(fn, x)`; `step.options(...)`, `step.policy(...)`, `step.current()`."""
 
 
-def _policy(
-    name: str | None,
-    key: str | None,
-    retry: BaseRetrying | Unset | None,
-    timeout: Moment | Unset | None,
-    durability: Literal["sync", "async"] | Unset,
-) -> Policy:
-    if name is not None:
-        name = check_name(name, "step")
-    if retry is not None and retry is not UNSET:
-        check_retry(retry)
-    if timeout is not None and timeout is not UNSET:
-        _check_timeout(timeout)
-    if durability is not UNSET and durability not in ("sync", "async"):
-        raise ConfigurationError(f"durability={durability!r}: it is 'sync' (the default) or 'async'")
-    return Policy(name, key, retry, timeout, durability)
-
-
-def _check_timeout(timeout: Moment) -> None:
-    if isinstance(timeout, dt.datetime):
-        if timeout.utcoffset() is None:
-            raise ConfigurationError(
-                f"timeout={timeout!r}: a moment needs a time zone, such as datetime(..., tzinfo=UTC)"
-            )
-        return
-    if isinstance(timeout, dt.timedelta):
-        seconds = timeout.total_seconds()
-    elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        seconds = float(timeout)
-    else:
-        raise ConfigurationError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or an aware moment")
-    if not seconds > 0:  # NaN is not above 0 either
-        raise ConfigurationError(f"timeout={timeout!r}: no attempt could ever end in time; None means no limit")
+def _refuse_effect(fn: Callable[..., Any], options: Policy | None, outer: StepInfo) -> None:
+    effect = effect_of(options, fn)
+    if effect is not Effect.REPEATABLE:
+        name = _told(describe(fn))
+        raise ConfigurationError(
+            f"step({name}, ...) in the body of step {outer.key}: it has effect={effect.value!r}, and in a body it would be a "
+            "plain call without an intent or an entry: call it in the workflow, or as a plain function"
+        )
 
 
 async def _plain_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -510,3 +641,16 @@ def uuid4() -> uuid.UUID:
         OutsideRun: not in a workflow's own code.
     """
     return _here("uuid4()", "use uuid.uuid4() there").uuid4()
+
+
+def saga() -> SagaBlock:
+    """`async with saga():` owes the undoing of each step with `compensate=` that is called inside and succeeds.
+
+    Left by an exception or a cancel it undoes them, newest first, each as a step of its own under the key `~undo:KEY`; then the
+    exception goes on. Left well it owes nothing, unless it lies in another one: that owes on. An undoing that fails leaves
+    the run `held`, with the list of what was and what was not undone. Without a saga nothing is ever undone.
+
+    Raises:
+        OutsideRun: not in a workflow's own code.
+    """
+    return SagaBlock(_here("saga()", "it belongs around the steps that are to be undone"))
