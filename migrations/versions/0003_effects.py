@@ -104,7 +104,7 @@ INDEXES = {
     "intents_unsettled": "index {} on intents (run_id) where state in ('open', 'unknown', 'not_landed')",
     "intents_in_doubt": "index {} on intents (run_id) where state = 'unknown' and resolved_at is null",
     "observations_once": "unique index {} on observations (run_id, key, attempt, md5(kind), md5(value))",
-    "observations_found": "index {} on observations (kind, value)",
+    "observations_found": "index {} on observations (value, kind)",
 }
 
 TABLE_WORDS = {

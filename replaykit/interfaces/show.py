@@ -106,7 +106,7 @@ def draw_run(report: Row) -> RenderableType:
 
 def _doubts(report: Row) -> list[RenderableType]:
     """The calls in doubt: when each may have landed, by what it is found outside, and how to say what became of it."""
-    seen = report.get("observations") or ()
+    seen = report.get("observed") or ()
     parts: list[RenderableType] = []
     for doubt in report.get("doubts") or ():
         evidence = doubt["evidence"] if isinstance(doubt["evidence"], dict) else {}
@@ -114,7 +114,7 @@ def _doubts(report: Row) -> list[RenderableType]:
             what, words = _not_undone(report["run"], doubt, evidence)
         else:
             what, words = _in_doubt(report["run"], doubt, evidence)
-        observed = [f"{one['kind']}:{one['id']}" for one in seen if one["key"] == doubt["key"]]
+        observed = [f"{one['kind']}:{one['value']}" for one in seen if one["key"] == doubt["key"]]
         lines = [
             *([what] if what else []),
             *([f"observed {', '.join(observed)}"] if observed else []),
@@ -199,14 +199,14 @@ def draw_workers(workers: Sequence[Row]) -> RenderableType:
 
 def draw_observations(rows: Sequence[Row], *, short: bool) -> RenderableType:
     """What steps have observed, one a line; `short`: ends of ids only."""
-    table = _table("run", "step", "try", "kind", "id", "observed")
+    table = _table("run", "step", "try", "kind", "value", "observed")
     for row in rows:
         table.add_row(
             _id(row["run_id"], short),
             Text(printable(row["key"])),
             Text(str(row["attempt"])),
             Text(printable(row["kind"])),
-            Text(printable(row["id"])),
+            Text(printable(row["value"])),
             Text(f"{_clock(row['observed_at'])} ({ago(row['observed_at'])})", "dim"),
         )
     return table

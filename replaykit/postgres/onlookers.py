@@ -19,14 +19,17 @@ __all__ = [
     "parse_rows",
     "run_intents",
     "shown_attempts",
+    "shown_in_doubt",
     "shown_in_flight",
     "shown_journal",
     "shown_journal_ends",
+    "shown_observations",
     "shown_open_attempts",
     "shown_requests",
     "shown_run",
     "shown_runs",
     "shown_tried",
+    "shown_undone",
     "shown_workers",
     "unlisten",
 ]
@@ -139,6 +142,37 @@ select row_to_json(s)::text from (
 """,
 )
 
+# The calls of which a person is asked, as the view has them.
+IN_DOUBT = Statement(
+    "in_doubt-list-shown",
+    """
+select row_to_json(s)::text from (
+    select d.* from {schema}.in_doubt d where d.run_id = %(run_id)s order by d.written_at, d.key, d.attempt limit %(limit)s
+) s
+""",
+)
+
+# What its sagas have undone. The keys of undoings begin so, and no other's do.
+UNDONE = Statement(
+    "journal-list-shown-undone",
+    f"""
+select row_to_json(s)::text from (
+    select {_ENTRY} from {{schema}}.journal j where j.run_id = %(run_id)s and j.key like '~undo:%%' order by j.seq
+    limit %(limit)s
+) s
+""",
+)
+
+# What the bodies of one run have observed.
+OBSERVATIONS = Statement(
+    "observations-list-shown",
+    """
+select row_to_json(s)::text from (
+    select o.* from {schema}.observations o where o.run_id = %(run_id)s order by o.id
+) s
+""",
+)
+
 # Who told an identifier of the world outside, the first first. The run may be gone, what it observed is not.
 OBSERVED = Statement(
     "observations-list-found",
@@ -146,7 +180,7 @@ OBSERVED = Statement(
 select row_to_json(s)::text from (
     select o.*, r.workflow, r.key as run_key, r.state
     from {schema}.observations o left join {schema}.runs r on r.id = o.run_id
-    where o.kind = %(kind)s and o.value = %(value)s order by o.id
+    where (o.value = %(value)s and o.kind = %(kind)s) or o.value = %(whole)s order by o.id
 ) s
 """,
 )
@@ -158,7 +192,7 @@ REQUESTS = Statement(
     """
 select row_to_json(s)::text from (
     select m.run_id, m.id, m.kind, m.name, m.body, m.sent_at, m.sent_by, a.seq as entry, a.to_seq
-    from (select * from {schema}.mailbox where run_id = %(run_id)s and kind in ('cancel', 'retry')
+    from (select * from {schema}.mailbox where run_id = %(run_id)s and kind in ('cancel', 'retry', 'resolve')
         order by id desc limit %(limit)s::bigint) m
     left join lateral (select j.seq, j.to_seq from {schema}.journal j
         where j.run_id = m.run_id and j.kind in ('cancel', 'rewind') and j.mailbox_id = m.id order by j.seq limit 1) a
@@ -243,9 +277,26 @@ def run_intents(run_id: UUID) -> Bound:
     return INTENTS, {"run_id": run_id}
 
 
-def find_observations(kind: str, value: str) -> Bound:
-    """Observations of that identifier, in all runs, each with its run's `workflow`, `run_key` and `state`."""
-    return OBSERVED, {"kind": kind, "value": value}
+def shown_in_doubt(run_id: UUID, limit: int) -> Bound:
+    """Its calls in doubt, the first `limit`, each with the time in which it may have landed: `written_at` to `until`."""
+    return IN_DOUBT, {"run_id": run_id, "limit": limit}
+
+
+def shown_undone(run_id: UUID, limit: int) -> Bound:
+    """The entries of its undoings, the first `limit`."""
+    return UNDONE, {"run_id": run_id, "limit": limit}
+
+
+def shown_observations(run_id: UUID) -> Bound:
+    """All that its bodies have observed."""
+    return OBSERVATIONS, {"run_id": run_id}
+
+
+def find_observations(what: str) -> Bound:
+    """Observations of `KIND:VALUE`, or of a value under any kind, in all runs, each with its run's `workflow`, `run_key` and
+    `state`."""
+    kind, _, value = what.partition(":")
+    return OBSERVED, {"kind": kind, "value": value, "whole": what}
 
 
 def shown_in_flight(run_ids: Iterable[UUID]) -> Bound:

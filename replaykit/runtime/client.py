@@ -435,9 +435,17 @@ class Handle(Generic[T]):
         key, by, comment = checked_key(key), checked_by(by), checked_comment(comment)
         word = word_of(answer, comment)
         session, run_id = await self._found()
-        return await ask(
-            session.line, mailbox.resolve(run_id, key, word.word, word.value, word.error, by, word.comment)
+        bound = mailbox.resolve(
+            run_id,
+            key,
+            landed=word.landed,
+            not_landed=word.not_landed,
+            fail=word.fail,
+            by=by,
+            comment=word.comment,
+            error=word.error,
         )
+        return await ask(session.line, bound)
 
     async def _found(self) -> tuple[_Session, UUID]:
         return await self._client._sessions.here(), self._id or (await self.info()).id

@@ -12,16 +12,21 @@ from replaykit.errors import RunNotFound
 from replaykit.postgres.database import Database, SyncConnection, is_transient
 from replaykit.postgres.leases import live_workflows, parse_workflows
 from replaykit.postgres.onlookers import (
+    find_observations,
     parse_rows,
+    run_intents,
     shown_attempts,
+    shown_in_doubt,
     shown_in_flight,
     shown_journal,
     shown_journal_ends,
+    shown_observations,
     shown_open_attempts,
     shown_requests,
     shown_run,
     shown_runs,
     shown_tried,
+    shown_undone,
     shown_workers,
 )
 from replaykit.postgres.runs import find_run, parse_runs
@@ -44,6 +49,12 @@ LAST_TRIES: Final = 50
 
 LAST_REQUESTS: Final = 20
 """So many of what people asked of it."""
+
+FIRST_DOUBTS: Final = 20
+"""So many of its calls in doubt: who has said what became of them sees the next."""
+
+FIRST_UNDONE: Final = 200
+"""So many of what it has undone."""
 
 
 class Inspector:
@@ -89,25 +100,41 @@ class Inspector:
             raise RunNotFound(f"more than one run's id ends with {reference!r}: give more of it")
         return found[0].id
 
+    def observed(self, what: str) -> list[Row]:
+        """Who has observed `KIND:VALUE`, or a value under any kind: `run_id`, `key`, `attempt`, `kind`, `value`,
+        `observed_at`, and the run's `workflow`, `run_key` and `state`, in the order in which it was told."""
+        return self._ask(lambda c: parse_rows(c.run(*find_observations(what.replace("\0", "\\0")))))
+
     def run(self, run_id: UUID | str) -> Row:
         """The row of `runs`, with `input`, `output` and `error`."""
         return self._one(self._ask(lambda c: parse_rows(c.run(*shown_run(UUID(str(run_id)))))), run_id)
 
     def show(self, run_id: UUID) -> Row:
-        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, `requests`."""
-        bounds = [shown_run(run_id), shown_journal(run_id), shown_attempts(run_id), shown_requests(run_id)]
-        runs, journal, attempts, requests = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(bounds)])
+        """All of one run, of one moment: `run`, `journal`, `intents`, `attempts`, `observations`, `requests`."""
+        bounds = [
+            shown_run(run_id),
+            shown_journal(run_id),
+            run_intents(run_id),
+            shown_attempts(run_id),
+            shown_observations(run_id),
+            shown_requests(run_id),
+        ]
+        runs, journal, intents, attempts, observations, requests = self._ask(
+            lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
+        )
         return {
             "run": self._one(runs, run_id),
             "journal": journal,
-            "intents": [],
+            "intents": intents,
             "attempts": attempts,
+            "observations": observations,
             "requests": requests,
         }
 
     def drawn(self, run_id: UUID, *, every: bool = False) -> Row:
         """What is drawn of one run: `run`, `journal`, `attempts` of steps that have not ended, `in_flight` bodies,
-        `tried` (failed tries of steps that have ended), the last `requests`, and of a pending run `known`, the workflows
+        `tried` (failed tries of steps that have ended), the last `requests`, its `doubts` (of a held run with what it has
+        `observed` and `undone`), and of a pending run `known`, the workflows
         that live workers have, and `claimed`, the queues that they take its workflow from.
 
         Args:
@@ -123,13 +150,19 @@ class Inspector:
             shown_open_attempts(run_id),
             shown_in_flight([run_id]),
             shown_requests(run_id, LAST_REQUESTS),
+            shown_in_doubt(run_id, FIRST_DOUBTS),
         ]
-        runs, journal, attempts, in_flight, requests = self._ask(
+        runs, journal, attempts, in_flight, requests, doubts = self._ask(
             lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
         )
         run = self._one(runs, run_id)
         again = [entry["key"] for entry in journal if entry["kind"] == "step" and entry["attempt"] > 1]
         tried = self._ask(lambda c: parse_rows(c.run(*shown_tried(run_id, again, LAST_TRIES)))) if again else []
+        observed: list[Row] = []
+        undone: list[Row] = []
+        if run["state"] == "held":
+            of_it = [shown_observations(run_id), shown_undone(run_id, FIRST_UNDONE)]
+            observed, undone = self._ask(lambda c: [parse_rows(rows) for rows in c.run_all(of_it)])
         pending = run["state"] == "pending"
         return {
             "run": run,
@@ -138,6 +171,9 @@ class Inspector:
             "tried": tried,
             "in_flight": in_flight,
             "requests": requests,
+            "doubts": doubts,
+            "observed": observed,
+            "undone": undone,
             "known": sorted(self.workflows()) if pending else None,
             "claimed": self.queues(run["workflow"]) if pending else None,
         }

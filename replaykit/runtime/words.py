@@ -37,16 +37,26 @@ class Word:
     """What a person says of a call in doubt.
 
     Attributes:
-        word: `landed`, `not_landed` or `fail`.
-        value: with `landed`, JSON text of what the step returns.
-        error: with `fail`, the error that the step raises, as `encode_error` writes it; None: `InDoubt`.
+        landed: it happened; JSON text of what the step returns.
+        not_landed: it did not happen.
+        error: the step raises this, as `encode_error` writes it; with neither of these three it raises `InDoubt`.
         comment: why.
     """
 
-    word: str
-    value: str | None = None
+    landed: str | None = None
+    not_landed: bool = False
     error: str | None = None
     comment: str | None = None
+
+    @property
+    def said(self) -> str:
+        """`landed`, `not_landed` or `fail`."""
+        return "landed" if self.landed is not None else "not_landed" if self.not_landed else "fail"
+
+    @property
+    def fail(self) -> bool:
+        """Nobody knows: the step fails."""
+        return self.said == "fail"
 
 
 def word_of(answer: Landed[Any] | BaseException, comment: str | None = None) -> Word:
@@ -63,13 +73,13 @@ def word_of(answer: Landed[Any] | BaseException, comment: str | None = None) -> 
     if isinstance(answer, Landed):
         text = landed_text(answer.value)
         check_size(text, _PAYLOAD_BYTES_MAX, "the value of Landed(...)")
-        return Word("landed", value=text, comment=comment)
+        return Word(landed=text, comment=comment)
     if isinstance(answer, NotLanded):
-        return Word("not_landed", comment=comment if comment is not None else str(answer) or None)
+        return Word(not_landed=True, comment=comment if comment is not None else str(answer) or None)
     if isinstance(answer, InDoubt) and not answer.args:
-        return Word("fail", comment=comment)
+        return Word(comment=comment)
     if isinstance(answer, BaseException):
-        return Word("fail", error=encode_error(answer), comment=comment)
+        return Word(error=encode_error(answer), comment=comment)
     raise ConfigurationError(
         f"resolve(..., {answer!r}): a word is Landed(value), NotLanded() or the step's error, an instance"
     )

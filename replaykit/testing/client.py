@@ -27,6 +27,7 @@ from replaykit.runtime.client import Handle, RunInfo
 from replaykit.runtime.named import Caller, bind_by_schema
 from replaykit.runtime.target import Target
 from replaykit.runtime.watcher import ENDED
+from replaykit.runtime.words import Word
 from replaykit.testing.clock import VirtualClock, moment_of
 from replaykit.testing.engine import Engine
 from replaykit.testing.memory import Row, as_people_see_it
@@ -282,6 +283,9 @@ class _Session:
             state = engine.memory.cancel(run_id, params["by"], now)
         elif statement is mailbox.RETRY:
             state = engine.memory.retry(run_id, params["accept"], params["by"], now)
+        elif statement is mailbox.RESOLVE:
+            word = Word(params["landed"], params["not_landed"], params["error"], params["comment"])
+            state = engine.memory.resolve(run_id, params["key"], word, params["by"], now)
         else:
             raise ConfigurationError(f"the testing client does not know {statement.name}: use a database for this")
         engine.wake(run_id)

@@ -10,10 +10,10 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
-from replaykit.errors import NotRetryable
+from replaykit.errors import NotResolvable, NotRetryable
 from replaykit.postgres.runs import RunResult, RunRow, Started, StartRow
 from replaykit.replay.entries import (
     PROTOCOL,
@@ -35,11 +35,18 @@ from replaykit.replay.entries import (
     Unit,
     Verdict,
 )
+from replaykit.runtime.words import Word
 from replaykit.testing.clock import moment_of
 
 __all__ = ["Memory", "Row", "as_people_see_it"]
 
 _UNSETTLED: Final = frozenset({IntentState.OPEN, IntentState.UNKNOWN, IntentState.NOT_LANDED})
+_BECAME: Final = {
+    IntentState.LANDED: "has landed",
+    IntentState.NOT_LANDED: "has not landed",
+    IntentState.COMPENSATED: "has landed and was undone",
+    IntentState.UNKNOWN: "has failed and nobody was to be asked",
+}
 _FINISHED: Final = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.CONTINUED})
 
 
@@ -70,6 +77,7 @@ class Row:
     attempts: list[Attempt] = field(default_factory=list)
     mailbox: list[Mail] = field(default_factory=list)
     intents: dict[tuple[str, int], Intent] = field(default_factory=dict)  # by step and attempt
+    settled: dict[tuple[str, int], tuple[int, str | None]] = field(default_factory=dict)  # since when, and who said so
     observations: list[Observation] = field(default_factory=list)
 
     @property
@@ -82,6 +90,16 @@ class Row:
         """The entries that no rewind has set aside."""
         rewinds = self.rewinds
         return (e for e in self.journal if not any(to_seq <= e.seq < seq for seq, to_seq in rewinds))
+
+    def close(self, closing: Closing, now: int) -> None:
+        """What becomes of an intent; what is known of it grows."""
+        at = closing.key, closing.attempt
+        intent = self.intents[at]
+        intent.state, intent.resolved = closing.state, closing.resolved
+        if closing.resolved:
+            self.settled[at] = now, closing.by
+        if closing.evidence is not None:
+            intent.evidence = json.dumps({**json.loads(intent.evidence or "{}"), **json.loads(closing.evidence)})
 
 
 class Memory:
@@ -155,7 +173,7 @@ class Memory:
         """Tell a run that has failed or is held to go on. Returns its state after it.
 
         Raises:
-            NotRetryable: it is in another state.
+            NotRetryable: it is in another state, or it has failed and has undone something.
         """
         row = self.rows[run_id]
         if row.state == State.PENDING and row.mailbox and row.mailbox[-1].kind == MailKind.RETRY:
@@ -164,9 +182,52 @@ class Memory:
                 return row.state  # the same request again
         if row.state not in (State.FAILED, State.HELD):
             raise NotRetryable(f"run {row.id} is {row.state}, and only failed and held runs are retried")
+        undone = [entry.key.removeprefix("~undo:") for entry in row.journal if entry.key.startswith("~undo:")]
+        if undone and row.state == State.FAILED:
+            raise NotRetryable(
+                f"run {row.id} has undone {', '.join(undone)}, and would go on as if that stood: fork it, or start another"
+            )
         body = json.dumps({"from": row.state, "accept": accept, "seq": len(row.journal)})
         self._post(row, MailKind.RETRY, body, by, now)
         self._free(row, now)
+        return row.state
+
+    def resolve(self, run_id: UUID, key: str, word: Word, by: str | None, now: int) -> State:
+        """Take a person's word on the step's call that is in doubt. Returns the run's state after it.
+
+        Raises:
+            NotResolvable: no call of the step is in doubt, it may still be at work, or another word was given.
+        """
+        row = self.rows[run_id]
+        what = f"'{key}' of run {row.id}"
+        intents = [intent for intent in row.intents.values() if intent.key == key]
+        if not intents:
+            raise NotResolvable(f"{what} has written no intent: the view in_doubt lists what is in doubt")
+        intent = max(intents, key=lambda one: (_asks(one), one.attempt))
+        body = {"key": key, "attempt": intent.attempt, "word": word.said, "comment": word.comment}
+        body |= {"value": json.loads(word.landed or "null"), "error": json.loads(word.error or "null")}
+        said = _word_on(row, intent)
+        if said is not None:
+            before = json.loads(said.body or "{}")
+            if all(before[part] == body[part] for part in ("word", "value", "error")):
+                return row.state  # the same word again
+            raise NotResolvable(
+                f"{what} has a word already: {said.sent_by or 'somebody'} said {_told(before)} at {_utc(said.sent_at)}"
+            )
+        if not _asks(intent):
+            since, who = row.settled[intent.key, intent.attempt]
+            says = f", says {who}," if who else ""
+            became = f"{_BECAME[IntentState(intent.state)]}{says} since {_utc(since)}"
+            raise NotResolvable(f"{what} is not in doubt: its attempt {intent.attempt} {became}")
+        if row.state == State.RUNNING:
+            raise NotResolvable(f"{what} may still be at work: a worker has the run; wait until it is held")
+        self._post(row, MailKind.RESOLVE, json.dumps(body, ensure_ascii=False), by, now)
+        if row.state in _FINISHED:
+            evidence = None if word.comment is None else json.dumps({"comment": word.comment})
+            state = IntentState.UNKNOWN if word.fail else IntentState(word.said)
+            row.close(Closing(intent.key, intent.attempt, state, by=by, evidence=evidence), now)
+        elif row.state in (State.WAITING, State.HELD):
+            self._free(row, now)
         return row.state
 
     def _post(self, row: Row, kind: MailKind, body: str | None, by: str | None, now: int) -> None:
@@ -244,7 +305,7 @@ class Memory:
         for intent in unit.intents:
             row.intents[intent.key, intent.attempt] = replace(intent)
         for closing in unit.closings:
-            _close(row.intents[closing.key, closing.attempt], closing)
+            row.close(closing, now)
         row.observations += [seen for seen in unit.observations if seen not in row.observations]
         if unit.change is not None:
             self._change(row, unit.change, now)
@@ -283,6 +344,9 @@ class Memory:
         if row is not None:
             row.token = None
             self._end(row, State.CANCELLED, now)
+            for intent in row.intents.values():
+                if intent.state == IntentState.OPEN:  # no worker will ever say what became of it
+                    intent.state = IntentState.UNKNOWN
 
     def release(self, run_id: UUID, now: int) -> None:
         """Hand a run back, whoever holds it."""
@@ -302,11 +366,30 @@ class Memory:
         row.state, row.waiting_for, row.reason, row.finished_at = state, None, None, now
 
 
-def _close(intent: Intent, closing: Closing) -> None:
-    """What becomes of an intent; what is known of it grows."""
-    intent.state, intent.resolved = closing.state, closing.resolved
-    if closing.evidence is not None:
-        intent.evidence = json.dumps({**json.loads(intent.evidence or "{}"), **json.loads(closing.evidence)})
+def _asks(intent: Intent) -> bool:
+    """Whether a person may have a word on it."""
+    return intent.state in (IntentState.OPEN, IntentState.UNKNOWN) and not intent.resolved
+
+
+def _word_on(row: Row, intent: Intent) -> Mail | None:
+    """The word that stands on this attempt: none that did not fit, nor one by which a call was closed that is in doubt again."""
+    evidence = json.loads(intent.evidence or "{}")
+    after = max(evidence.get("misfit", 0), evidence.get("mailbox_id", 0) if _asks(intent) else 0)
+    for letter in row.mailbox:
+        if letter.kind == MailKind.RESOLVE and letter.id > after:
+            body = json.loads(letter.body or "{}")
+            if (body["key"], body["attempt"]) == (intent.key, intent.attempt):
+                return letter
+    return None
+
+
+def _told(body: dict[str, Any]) -> str:
+    word = str(body["word"])
+    return f"landed with {json.dumps(body['value'], ensure_ascii=False)[:200]}" if word == "landed" else word
+
+
+def _utc(us: int) -> str:
+    return moment_of(us).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def as_people_see_it(row: Row) -> RunRow:

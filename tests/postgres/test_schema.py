@@ -91,7 +91,7 @@ INDEXES = {
     "intents_unsettled": "(run_id) WHERE (state = ANY (ARRAY['open'::text, 'unknown'::text, 'not_landed'::text]))",
     "intents_in_doubt": "(run_id) WHERE ((state = 'unknown'::text) AND (resolved_at IS NULL))",
     "observations_once": "UNIQUE (run_id, key, attempt, md5(kind), md5(value))",
-    "observations_found": "(kind, value)",
+    "observations_found": "(value, kind)",
 }
 
 INTENT = Intent("s", 1, "s", "irreversible", "rk1", "{}", 1)
@@ -325,7 +325,7 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
 
 def _onlooking(run_id: uuid.UUID) -> Iterator[tuple[Statement, dict[str, Any]]]:
     params = {"run_id": run_id, "run_ids": [run_id], "state": None, "workflow": None, "limit": 5, "stopped": True}
-    params |= {"first": 1, "last": 1, "keys": ["s"], "kind": "ticket", "value": "1"}
+    params |= {"first": 1, "last": 1, "keys": ["s"], "kind": "ticket", "value": "1", "whole": "1"}
     for value in vars(onlookers).values():
         if isinstance(value, Statement):
             yield value, params

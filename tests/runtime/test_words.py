@@ -20,7 +20,7 @@ from replaykit.replay.answers import Landed, Unknown
 from replaykit.replay.codec import codec_for
 from replaykit.replay.failures import decode_error
 from replaykit.replay.secrets import Secret
-from replaykit.runtime.words import landed_json, landed_text, word_of
+from replaykit.runtime.words import Word, landed_json, landed_text, word_of
 
 AT = dt.datetime(2030, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -132,21 +132,17 @@ def test_what_holds_itself_is_refused() -> None:
 def test_the_three_words() -> None:
     """It happened, it did not, the step fails; with a comment or, of NotLanded, with what it says."""
     landed = word_of(Landed({"a": 1}), "seen")
-    assert (landed.word, json.loads(landed.value or ""), landed.error, landed.comment) == (
-        "landed",
-        {"a": 1},
-        None,
-        "seen",
-    )
-    assert word_of(Landed(None)).value == "null"
-    assert (word_of(NotLanded()).word, word_of(NotLanded()).comment) == ("not_landed", None)
+    assert (json.loads(landed.landed or ""), landed.not_landed, landed.fail) == ({"a": 1}, False, False)
+    assert (landed.error, landed.comment) == (None, "seen")
+    assert word_of(Landed(None)).landed == "null"
+    assert word_of(NotLanded()) == Word(not_landed=True)
     assert word_of(NotLanded("no such charge")).comment == "no such charge"
     assert word_of(NotLanded("no such charge"), "asked the bank").comment == "asked the bank"
     failed = word_of(ValueError("gone"))
-    assert failed.word == "fail"
+    assert failed.fail
     rebuilt = decode_error(failed.error or "")
     assert (type(rebuilt), str(rebuilt)) == (ValueError, "gone")
-    assert (word_of(InDoubt()).word, word_of(InDoubt()).error) == ("fail", None)
+    assert (word_of(InDoubt()).fail, word_of(InDoubt()).error) == (True, None)
     assert word_of(InDoubt("the bank is closed")).error is not None
 
 
@@ -179,7 +175,7 @@ def test_json_that_somebody_wrote_is_read_by_the_annotation(text: str, annotatio
     answer = landed_json(text)
     assert answer is not None
 
-    got = codec_for(annotation).decode(word_of(answer).value or "")
+    got = codec_for(annotation).decode(word_of(answer).landed or "")
 
     assert (got, repr(got)) == (value, repr(value))
 
