@@ -27,18 +27,22 @@ from replaykit.replay.driver import (
     Driver,
     Letters,
     Phase,
+    Reconcile,
     StartBody,
+    Withdraw,
     error_outcome,
-    result_outcome,
 )
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Mail, Unit, Verdict
+from replaykit.replay.effects import Answer as Said
+from replaykit.replay.entries import ClaimedRun, Entry, Finish, IntentState, Mail, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.leftovers import Leftovers
 from replaykit.runtime.logged import bind_body, run_context
 from replaykit.runtime.named import why_unfit
-from replaykit.runtime.retries import Tried, judge, looks_at_results
+from replaykit.runtime.observing import BodySide, Observations
+from replaykit.runtime.reconciling import Reconcilers
+from replaykit.runtime.retries import Tried, after_error, after_result, judge, unbegun
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
 from replaykit.runtime.writer import MAY_NEST, Answer
@@ -78,6 +82,7 @@ class Body:
     thread: Future[Any] | None = None  # its work there, ended or not
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its own, kept for `retry=`
     is_async: bool = False
+    begun: bool = False  # the author's code has been called
     stopping: bool = False  # cancelled by this worker's drain: it will run again
     given_up: bool = False  # its outcome no longer counts
     timed_out: bool = False  # of a thread: what it still leaves is dropped
@@ -142,7 +147,10 @@ class Executor:
         self._loading: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None  # with the bodies of a held run
-        self.postponed: list[StartBody] = []
+        self.postponed: list[StartBody | Reconcile] = []
+        self._observations = Observations(run.id, self._host, shop.clock.now, self.tick)
+        self._reconcilers = Reconcilers(run.id, shop.settings, self._reconciled, self._reconcile_stopped)
+        self._said: list[tuple[str, int, Said]] = []  # by reconcilers while the journal was read again
         self._mail: tuple[int, list[Mail]] | None = None  # came while the journal was read
         self._draining = False
         self._left = False
@@ -174,17 +182,30 @@ class Executor:
             postponed, self.postponed = self.postponed, []
             self._tell(self.driver.drain)
             for action in postponed:
-                if self._goes_on(action.call.key):  # elsewhere it would begin beside what is left here
-                    self.postponed.append(action)
-                else:  # else the run would wait for bodies that never began
-                    self._tell(self.driver.body_stopped, action.call.key)
+                self._put_off(action)
 
-    def stop_bodies(self) -> None:
-        """Cancel the async bodies: the grace is over. They will run again elsewhere."""
-        for body in self.bodies.values():
+    def stop_bodies(self, *, effects: bool = True) -> None:
+        """Cancel the async bodies: the grace is over. They will run again elsewhere.
+
+        Args:
+            effects: those of steps with an effect too: their intents stay open, and others ask what became of the calls.
+        """
+        for body in list(self.bodies.values()):
+            effect = body.call.has_intent
+            if (effect and not effects) or ((effect or body.is_async) and self._withdrawn(body)):
+                continue
             if body.is_async and not body.stopping:
                 body.stopping = True
                 body.cancel()
+
+    def stop_reconcilers(self) -> None:
+        """Cancel them: the grace is over. Whoever claims the run next asks again."""
+        self._reconcilers.stop()
+
+    @property
+    def acts(self) -> bool:
+        """Whether the body of a step with an effect runs: cut off it would leave its call in doubt."""
+        return any(body.call.has_intent for body in self.bodies.values())
 
     def tick(self) -> None:
         """Look again: time went on, the lease is valid again, or the backlog is gone."""
@@ -312,6 +333,9 @@ class Executor:
         mail, self._mail = self._mail, None
         if mail is not None and mail[0] > self.run.wakes:
             self.mail(*mail)
+        said, self._said = self._said, []
+        for one in said:
+            self._reconciled(*one)
 
     # ------------------------------------------------------------------ obeying
 
@@ -330,6 +354,9 @@ class Executor:
     def _pump(self, now: int) -> None:
         driver = self.driver
         assert driver is not None
+        if self._observations.untold:
+            for seen in self._observations.take():
+                driver.observe(seen, now)
         if self.postponed and self.shop.valid() and not self.shop.congested():
             self._begin_postponed(driver, now)
         for step in driver.take_actions():
@@ -337,19 +364,36 @@ class Executor:
                 self._start_body(step, now)
             elif type(step) is CancelBody:
                 self._give_up(step.key)
+            elif type(step) is Withdraw:
+                self._withdraw(step.key)
+            elif type(step) is Reconcile:
+                self._reconcile(step)
         unit = driver.next_unit()
         if unit is not None:
-            self.shop.put(unit, self._verdict)
+            if unit.within is not None:
+                self._write_within(unit)
+            else:
+                self.shop.put(unit, self._verdict)
         if driver.execution.loop.problems:
             self._report(driver)
         if driver.execution.hold_reason is not None and self.bodies and self._patience is None:
-            self._patience = self._host.call_later(self.shop.settings.grace_seconds, self.stop_bodies)
+            self._patience = self._host.call_later(self.shop.settings.grace_seconds, self._lose_patience)
         if driver.phase is not Phase.ACTIVE:
             self._changed_hands(driver)
             return
         wake_at = driver.next_wake
         if wake_at != self._wake_at:
             self._arm(wake_at, now)
+
+    def _write_within(self, unit: Unit) -> None:
+        """By the open transaction of the body that it names."""
+        raise RuntimeError(f"step {unit.within} has no transaction")
+
+    def _lose_patience(self) -> None:
+        """With the bodies of a held run; last with those whose calls would be in doubt."""
+        settings = self.shop.settings
+        self.stop_bodies(effects=False)
+        self._patience = self._host.call_later(settings.effect_grace - settings.grace_seconds, self.stop_bodies)
 
     def _report(self, driver: Driver) -> None:
         """Errors that reach nobody in the workflow, as a plain event loop logs them."""
@@ -361,13 +405,34 @@ class Executor:
         problems.clear()
 
     def _begin_postponed(self, driver: Driver, now: int) -> None:
-        """Bodies whose start was put off: those still wanted begin once they may."""
+        """Bodies whose start was put off: those still wanted begin once they may. Reconcilers too."""
         postponed, self.postponed = self.postponed, []
         for action in postponed:
-            if self._draining and self._goes_on(action.call.key):
-                self.postponed.append(action)
+            if self._draining:
+                self._put_off(action)
+            elif type(action) is Reconcile:
+                self._reconcile(action)
             elif driver.may_begin(action.call.key):
+                assert type(action) is StartBody
                 self._start_body(action, now)
+
+    def _put_off(self, action: StartBody | Reconcile) -> None:
+        """It does not begin now; in a drain not at all, else the run would wait for it here."""
+        key, driver = action.call.key, self.driver
+        if (
+            not self._draining or driver is None or self._goes_on(key)
+        ):  # elsewhere it would begin beside what is left here
+            self.postponed.append(action)
+        elif type(action) is Reconcile:
+            self._host.call_soon(self._reconcile_stopped, key)
+        else:
+            self._host.call_soon(self._not_begun, action.call)
+
+    def _not_begun(self, call: CallStep) -> None:
+        """A body never began, and will not begin here."""
+        driver = self.driver
+        if driver is not None:
+            self._tell(driver.body_unbegun if call.has_intent else driver.body_stopped, call.key)
 
     def _arm(self, wake_at: int | None, now: int) -> None:
         if self._wake is not None:
@@ -385,8 +450,19 @@ class Executor:
 
     def _verdict(self, verdict: Verdict, words: str | None) -> None:
         """Called by the writer, from a plain callback."""
-        if self.driver is not None:
-            self._tell(self.driver.verdict, verdict, words)
+        driver = self.driver
+        if driver is None:
+            return
+        if verdict is Verdict.OK and driver.unit is not None:
+            self._committed(driver.unit)
+        self._tell(driver.verdict, verdict, words)
+
+    def _committed(self, unit: Unit) -> None:
+        if unit.observations:
+            self._observations.committed(unit.observations)
+        for closing in unit.closings:
+            if closing.state == IntentState.UNKNOWN and not closing.resolved:
+                log.warning("step_in_doubt", run_id=str(self.run.id), step=closing.key, attempt=closing.attempt)
 
     def _changed_hands(self, driver: Driver) -> None:
         if driver.phase is Phase.STALE:
@@ -447,6 +523,8 @@ class Executor:
             self._loading.cancel()
         for key in list(self.bodies):
             self._give_up(key)
+        self._reconcilers.leave()
+        self._observations.close()
         if self.driver is not None:
             self.driver.execution.leave()
             if isinstance(self.driver.change, Finish):
@@ -465,7 +543,7 @@ class Executor:
         if call.policy is not None and call.timeout is not None:
             left = seconds_left(call.timeout, started_at)
         if left is not None and left <= 0 and isinstance(call.timeout, dt.datetime):
-            outcome = timed_out(call, action.attempt, started_at)
+            outcome = unbegun(call, timed_out(call, action.attempt, started_at))
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
         if self.shop.leftovers and self._goes_on(
@@ -478,18 +556,10 @@ class Executor:
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
         except Exception as error:
-            outcome = error_outcome(error, started_at)
+            outcome = unbegun(call, error_outcome(error, started_at))
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
-        info = StepInfo(
-            self.run.id,
-            call.key,
-            action.attempt,
-            call.idempotency_key,
-            lambda: call.info.decode_input(call.input.text),
-            self.shop.resources,
-            self.shop.client,
-        )
+        info = self._info(call, action.attempt, action.written_at)
         assert call.context is not None
         body = self.bodies[call.key] = Body(action, started_at, call.context.copy())
         if call.policy is not None and call.retry is not None:
@@ -500,6 +570,21 @@ class Executor:
             body.task = self._host.create_task(self._run_async(body, args, kwargs, info), context=body.context)
         else:
             self._run_thread(body, args, kwargs, info, left)
+
+    def _info(self, call: CallStep, attempt: int, written_at: int | None) -> StepInfo:
+        """What its body or its reconciler may know of a step."""
+        driver = self.driver
+        earlier = tuple(driver.observed(call.key)) if driver is not None else ()
+        return StepInfo(
+            self.run.id,
+            call.key,
+            attempt,
+            call.idempotency_key,
+            lambda: call.info.decode_input(call.input.text),
+            self.shop.resources,
+            self.shop.client,
+            BodySide(self._observations, call.key, attempt, written_at, earlier),
+        )
 
     def _run_thread(
         self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, left: float | None
@@ -512,12 +597,16 @@ class Executor:
                 began = functools.partial(self._host.call_soon_threadsafe, functools.partial(self._ring, body, left))
         # Not `run_in_executor`: its future can be cancelled while the thread goes on, and then nobody knows of it.
         work = body.task = body.thread = self.shop.threads.submit(
-            body.context.run, _run_sync, body, args, kwargs, info, self.shop.settings, began
+            body.context.run, _run_sync, body, args, kwargs, info, self.shop, began
         )
         self.shop.threads_alive[id(body)] = body
         work.add_done_callback(lambda done: self._thread_done(body, done))
 
     async def _run_async(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo) -> None:
+        if body.call.has_intent and not self.shop.valid():
+            self._host.call_soon(self._unbegun, body)
+            return
+        body.begun = True
         CURRENT_STEP.set(info)
         bind_body(info.key, info.attempt)
         await self._await_outcome(body, body.call.function, args, kwargs)
@@ -525,35 +614,30 @@ class Executor:
     async def _await_outcome(
         self, body: Body, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        call = body.call
-        tried: Tried | None = None
+        call, started_at = body.call, body.started_at
         try:
             if body.deadline is None:
                 value = await function(*args, **kwargs)
             else:
                 value = await within(body.deadline, function, args, kwargs)
-            outcome = result_outcome(call.info, value, body.started_at, self.shop.settings)
-            if call.retry is not None and outcome.error is None and looks_at_results(call.retry):
-                tried = Tried(outcome, None, value)
+            came_to = after_result(call, value, started_at, self.shop.settings)
         except TimeIsUp:
-            outcome = timed_out(call, body.attempt, body.started_at)
-            tried = Tried(outcome, outcome.value) if call.retry is not None else None
+            outcome = timed_out(call, body.attempt, started_at)
+            came_to = after_error(call, outcome.value, outcome)
         except asyncio.CancelledError as error:
             if body.stopping and self.bodies.get(call.key) is body:
                 self._host.call_soon(self._stopped, call.key)
                 return
-            outcome = error_outcome(error, body.started_at)
-            tried = Tried(outcome, error) if call.retry is not None else None
+            came_to = after_error(call, error, error_outcome(error, started_at))
         except BaseException as error:
-            outcome = error_outcome(error, body.started_at)
-            tried = Tried(outcome, error) if call.retry is not None else None
-        if tried is None:
-            self._tried(body, outcome, None)
+            came_to = after_error(call, error, error_outcome(error, started_at))
+        if isinstance(came_to, BodyOutcome):
+            self._tried(body, came_to, None)
             return
         try:
-            await self._judge(body, tried)
+            await self._judge(body, came_to)
         finally:
-            tried = None  # its error holds this frame
+            del came_to  # its error holds this frame
 
     def _tried(self, body: Body, outcome: BodyOutcome, wait: float | None) -> None:
         """Tell the driver, from inside a host task."""
@@ -576,6 +660,7 @@ class Executor:
                 self._host.call_soon(self._stopped, body.call.key)
                 return
             outcome, wait = error_outcome(error, body.started_at), None
+            outcome.landed = tried.outcome.landed
         self._tried(body, outcome, wait)
 
     def _ring(self, body: Body, seconds: float) -> None:
@@ -590,13 +675,16 @@ class Executor:
         if self.bodies.get(body.call.key) is not body or body.is_async or work is None or work.done():
             return
         body.timed_out = True
-        if not work.cancel():
-            self._leave_behind(body)
         outcome = timed_out(body.call, body.attempt, body.started_at)
-        if body.call.retry is None:
-            self._ended(body.call.key, body, outcome)
+        if work.cancel():
+            self._ended(body.call.key, body, unbegun(body.call, outcome))
+            return
+        self._leave_behind(body)
+        came_to = after_error(body.call, outcome.value, outcome)
+        if isinstance(came_to, BodyOutcome):
+            self._ended(body.call.key, body, came_to)
         else:
-            self._go_on_here(body, self._judge(body, Tried(outcome, outcome.value)))
+            self._go_on_here(body, self._judge(body, came_to))
 
     def _go_on_here(self, body: Body, coroutine: Coroutine[Any, Any, None]) -> None:
         """What is left of a thread's body is a task of the host's loop. Its thread may still be in its context: a copy."""
@@ -627,6 +715,8 @@ class Executor:
                 result.close()
             if body.stopping and current and not body.is_async:
                 self._stopped(key)
+        elif result is None:
+            self._unbegun(body)
         elif isinstance(result, BodyOutcome):
             self._ended(key, body, result)
         elif isinstance(result, Tried):
@@ -690,6 +780,57 @@ class Executor:
         if self.driver is not None:
             self._tell(self.driver.body_stopped, key)
 
+    # ------------------------------------------------------------------ calls with an effect
+
+    def _unbegun(self, body: Body) -> None:
+        """The lease was not ours beyond doubt any more when it was to begin."""
+        if self.bodies.get(body.call.key) is body:
+            del self.bodies[body.call.key]
+            self._put_off(body.start)
+
+    def _withdraw(self, key: str) -> None:
+        """Given up by the code: its body does not begin any more. One that has begun goes on."""
+        waiting = [p for p in self.postponed if p.call.key == key and type(p) is StartBody]
+        body = self.bodies.get(key)
+        if waiting:
+            self.postponed = [p for p in self.postponed if p not in waiting]
+            self._host.call_soon(self._not_begun, waiting[0].call)
+        elif body is not None:
+            self._withdrawn(body)
+
+    def _withdrawn(self, body: Body) -> bool:
+        """Take back the start of a body, if it has not begun."""
+        if body.begun or (body.thread is not None and not body.thread.cancel()):
+            return False
+        body.cancel()
+        del self.bodies[body.call.key]
+        if body.timer is not None:
+            body.timer.cancel()
+        self._host.call_soon(self._not_begun, body.call)
+        return True
+
+    def _reconcile(self, action: Reconcile) -> None:
+        """Ask what became of a call, once nothing of it goes on here and the lease is ours."""
+        key = action.call.key
+        if self._draining or not self.shop.valid():
+            self._put_off(action)
+        elif self._goes_on(key):
+            self.postponed.append(action)
+            self.shop.leftovers.when_over((self.run.id, key), self.tick)
+        else:
+            self._reconcilers.begin(action, self._info(action.call, action.attempt, action.written_at))
+
+    def _reconciled(self, key: str, attempt: int, said: Said) -> None:
+        driver = self.driver
+        if self._loading is not None or (driver is not None and driver.phase is Phase.STALE):
+            self._said.append((key, attempt, said))
+        elif driver is not None:
+            self._tell(driver.reconciled, key, attempt, said)
+
+    def _reconcile_stopped(self, key: str) -> None:
+        if self.driver is not None:
+            self._tell(self.driver.reconcile_stopped, key)
+
     def _give_up(self, key: str) -> None:
         self.postponed = [p for p in self.postponed if p.call.key != key]
         body = self.bodies.pop(key, None)
@@ -722,24 +863,23 @@ def _run_sync(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     info: StepInfo,
-    settings: Settings,
+    shop: Shop,
     began: Callable[[], object] | None,
-) -> BodyOutcome | Tried | Coroutine[Any, Any, Any]:
+) -> BodyOutcome | Tried | Coroutine[Any, Any, Any] | None:
     """A sync body, in a thread; also encodes its outcome there. `Tried`: `retry=` is to be asked; a coroutine that the
-    body returned is for the loop to await."""
+    body returned is for the loop to await; None: it did not begin."""
+    call = body.call
+    if call.has_intent and not shop.valid():
+        return None
     if began is not None:
         began()
+    body.begun = True
     CURRENT_STEP.set(info)
     bind_body(info.key, info.attempt)
-    call = body.call
     try:
         value = call.function(*args, **kwargs)
+        if isinstance(value, Coroutine):
+            return value
     except BaseException as error:
-        outcome = error_outcome(error, body.started_at)
-        return outcome if call.retry is None else Tried(outcome, error)
-    if isinstance(value, Coroutine):
-        return value
-    outcome = result_outcome(call.info, value, body.started_at, settings)
-    if outcome.error is None and call.retry is not None and looks_at_results(call.retry):
-        return Tried(outcome, None, value)
-    return outcome
+        return after_error(call, error, error_outcome(error, body.started_at))
+    return after_result(call, value, body.started_at, shop.settings)

@@ -19,15 +19,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from replaykit.errors import ResultRejected
-from replaykit.limits import RETRY_WAIT_SECONDS_MAX
-from replaykit.replay.driver import BodyOutcome, StartBody, error_outcome
-from replaykit.replay.entries import Outcome
+from replaykit.limits import RETRY_WAIT_SECONDS_MAX, Settings
+from replaykit.replay.driver import BodyOutcome, StartBody, error_outcome, result_outcome
+from replaykit.replay.entries import Effect, IntentState, Outcome
+from replaykit.replay.requests import CallStep
 from replaykit.runtime.timeouts import microseconds
 
 if TYPE_CHECKING:
     from tenacity import BaseRetrying
 
-__all__ = ["Decision", "Tried", "decide", "judge", "looks_at_results", "rejected"]
+__all__ = [
+    "Decision",
+    "Tried",
+    "after_error",
+    "after_result",
+    "decide",
+    "judge",
+    "looks_at_results",
+    "rejected",
+    "unbegun",
+    "what_landed",
+]
 
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
@@ -78,17 +90,25 @@ async def judge(
     except (asyncio.CancelledError, GeneratorExit):  # maybe this worker's own doing
         raise
     except BaseException as failure:
-        return error_outcome(failure, outcome.started_at), None
+        return _instead_of(outcome, failure), None
     if decision.stands:
         return outcome, None
     if tried.error is None:
-        outcome = error_outcome(rejected(call.key, start.attempt, tried.value), outcome.started_at)
+        outcome = _instead_of(outcome, rejected(call.key, start.attempt, tried.value))
     wait = decision.wait_seconds
     if isinstance(call.timeout, dt.datetime) and wait is not None:
         # A moment is the deadline of all tries: one that would begin after it could only time out.
         late = outcome.outcome is Outcome.TIMEOUT or now + wait * 1_000_000 >= microseconds(call.timeout)
         wait = None if late else wait
     return outcome, wait
+
+
+def _instead_of(outcome: BodyOutcome, error: BaseException) -> BodyOutcome:
+    """An error that stands for what the body came to."""
+    stands = error_outcome(error, outcome.started_at)
+    # Of a result that was not accepted nobody needs to be asked: the step has failed, and its intent is closed with that.
+    stands.landed = IntentState.UNKNOWN if outcome.landed is IntentState.LANDED else outcome.landed
+    return stands
 
 
 async def decide(
@@ -173,6 +193,43 @@ def _seconds(wait: Any, strategy: Any) -> float:
     if not seconds > 0:  # negative, or not a number
         return 0.0
     return min(seconds, RETRY_WAIT_SECONDS_MAX)
+
+
+def after_result(call: CallStep, value: Any, started_at: int, settings: Settings) -> BodyOutcome | Tried:
+    """A body returned. `Tried`: `retry=` is to be asked about it; never about the result of an irreversible step, which is a
+    deed whatever it looks like."""
+    outcome = result_outcome(call.info, value, started_at, settings)
+    if call.has_intent:
+        outcome.landed = IntentState.LANDED
+    if outcome.error is None and call.retry is not None and call.effect is not Effect.IRREVERSIBLE:
+        return Tried(outcome, None, value) if looks_at_results(call.retry) else outcome
+    return outcome
+
+
+def after_error(call: CallStep, error: BaseException, outcome: BodyOutcome) -> BodyOutcome | Tried:
+    """A body raised, or its time was up. `Tried`: `retry=` is to be asked about it; of an irreversible step only where the call
+    did not happen."""
+    if call.has_intent:
+        timed_out = outcome.outcome is Outcome.TIMEOUT  # a TimeoutError that may be declared is the body's own
+        outcome.landed = IntentState.UNKNOWN if timed_out else what_landed(call, error)
+    if call.retry is None or (call.effect is Effect.IRREVERSIBLE and outcome.landed is not IntentState.NOT_LANDED):
+        return outcome
+    return Tried(outcome, error)
+
+
+def unbegun(call: CallStep, outcome: BodyOutcome) -> BodyOutcome:
+    """A body could not begin. An idempotent one may have, at an earlier claim under the same intent."""
+    if call.has_intent:
+        irreversible = call.effect is Effect.IRREVERSIBLE
+        outcome.landed = IntentState.NOT_LANDED if irreversible else IntentState.UNKNOWN
+    return outcome
+
+
+def what_landed(call: CallStep, error: BaseException) -> IntentState:
+    """What an error of a step's body says of its call. One that was cancelled may have landed, whatever is declared."""
+    if isinstance(error, asyncio.CancelledError) or not call.says_not_landed(error):
+        return IntentState.UNKNOWN
+    return IntentState.NOT_LANDED
 
 
 def looks_at_results(retry: BaseRetrying) -> bool:

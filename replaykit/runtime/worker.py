@@ -192,6 +192,9 @@ class Worker:
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Drain: claim nothing, let bodies finish for the grace period, hand every run back.
 
+        Bodies of steps with an effect may finish for the length of the lease, if that is longer: cut off they would leave
+        their calls in doubt.
+
         Runs whose body has not ended by then (a sync one, one that swallows its cancellation, one that has left work in
         `asyncio.to_thread`) are handed back last of all: by the parent, once this process is gone; without a parent at this
         call's end, though the body goes on.
@@ -201,6 +204,10 @@ class Worker:
         grace = self.settings.grace_seconds if grace_seconds is None else grace_seconds
         self._begin_drain()
         await self._until_quiet(grace)
+        for executor in list(self._executors.values()):
+            executor.stop_bodies(effects=False)
+            executor.stop_reconcilers()
+        await self._until_quiet(max(grace, self.settings.effect_grace) - grace, acting_only=True)
         for executor in list(self._executors.values()):
             executor.stop_bodies()
         await self._until_quiet(1.0, async_only=True)
@@ -217,6 +224,7 @@ class Worker:
         self._begin_drain()
         for executor in list(self._executors.values()):
             executor.stop_bodies()
+            executor.stop_reconcilers()
         await self._until_quiet(0.7, async_only=True)
         await self._flush(0.7)
         await self._close(although_bodies_run=False)
@@ -313,10 +321,12 @@ class Worker:
         for executor in list(self._executors.values()):
             executor.drain()
 
-    async def _until_quiet(self, seconds: float, *, async_only: bool = False) -> None:
-        """Wait until no run is in memory (or none that could leave), at most that long."""
+    async def _until_quiet(self, seconds: float, *, async_only: bool = False, acting_only: bool = False) -> None:
+        """Wait until no run is in memory (or none that could leave, or none that acts on the world), at most that long."""
         end = time.monotonic() + seconds
         while self._executors:
+            if acting_only and not any(executor.acts for executor in self._executors.values()):
+                return
             if async_only and all(
                 all(not b.is_async for b in e.bodies.values()) and e.bodies for e in self._executors.values()
             ):
@@ -745,6 +755,8 @@ class Worker:
             rewinds=now.rewinds,
             attempts=now.attempts,
             mail=now.mail,
+            intents=now.intents,
+            observations=now.observations,
             entries=[],
             last_seq=None,
         )
