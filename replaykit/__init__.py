@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 from replaykit.errors import (
     ConfigurationError,
     DatabaseUnreachable,
+    InDoubt,
     KeyConflict,
     NotJournalable,
+    NotLanded,
+    NotResolvable,
     NotRetryable,
     OutsideRun,
     ReplaykitError,
@@ -29,9 +32,11 @@ from replaykit.errors import (
 )
 
 if TYPE_CHECKING:
-    from replaykit.replay.calls import StepInfo, Workflow, now, rng, sleep, step, uuid4, workflow
+    from replaykit.replay.answers import Landed, Unknown
+    from replaykit.replay.calls import StepInfo, Workflow, now, rng, saga, sleep, step, uuid4, workflow
     from replaykit.replay.secrets import Secret
     from replaykit.runtime.client import Client, Handle, RunInfo
+    from replaykit.runtime.httpx_hook import idempotency_header
     from replaykit.runtime.logged import drop_replayed
     from replaykit.runtime.sync_client import SyncClient, SyncHandle
     from replaykit.runtime.worker import Worker
@@ -41,8 +46,12 @@ __all__ = [
     "ConfigurationError",
     "DatabaseUnreachable",
     "Handle",
+    "InDoubt",
     "KeyConflict",
+    "Landed",
     "NotJournalable",
+    "NotLanded",
+    "NotResolvable",
     "NotRetryable",
     "OutsideRun",
     "ReplaykitError",
@@ -58,12 +67,15 @@ __all__ = [
     "StepInfo",
     "SyncClient",
     "SyncHandle",
+    "Unknown",
     "Worker",
     "Workflow",
     "WorkflowUnknown",
     "drop_replayed",
+    "idempotency_header",
     "now",
     "rng",
+    "saga",
     "sleep",
     "step",
     "uuid4",
@@ -73,9 +85,11 @@ __all__ = [
 # Hidden from type checkers: with a module `__getattr__` in sight they would accept any misspelt name.
 if not TYPE_CHECKING:
     _HOMES = {
-        "replaykit.replay.calls": ("StepInfo", "Workflow", "now", "rng", "sleep", "step", "uuid4", "workflow"),
+        "replaykit.replay.answers": ("Landed", "Unknown"),
+        "replaykit.replay.calls": ("StepInfo", "Workflow", "now", "rng", "saga", "sleep", "step", "uuid4", "workflow"),
         "replaykit.replay.secrets": ("Secret",),
         "replaykit.runtime.client": ("Client", "Handle", "RunInfo"),
+        "replaykit.runtime.httpx_hook": ("idempotency_header",),
         "replaykit.runtime.logged": ("drop_replayed",),
         "replaykit.runtime.sync_client": ("SyncClient", "SyncHandle"),
         "replaykit.runtime.worker": ("Worker",),

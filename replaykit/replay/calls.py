@@ -160,6 +160,11 @@ class StepInfo:
         self._effects = effects
 
     @property
+    def has_key(self) -> bool:
+        """Whether there is an idempotency key: not in a step with `durability="async"`."""
+        return bool(self._idempotency_key)
+
+    @property
     def idempotency_key(self) -> str:
         """32 hex digits, the same on every attempt with the same input, in every process: send it with the request.
 

@@ -7,6 +7,7 @@ A step key is `scope` + `name` (+ `#n` from the second call of that name in the 
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from replaykit.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
 __all__ = ["IdempotencyKeys", "absolute_key", "check_name", "check_observation", "idempotency_key", "key_uuid"]
 
 _FORBIDDEN = frozenset("/#@~=\0")
+_KEY = re.compile("[0-9a-f]{32}")
 
 
 def check_name(name: str, of: str) -> str:
@@ -116,6 +118,13 @@ def idempotency_key(run_id: UUID, key: str) -> str:
 
 
 def key_uuid(key: str) -> UUID:
-    """An idempotency key as a UUID: its 128 bits, with RFC 9562's version 8 (an algorithm of one's own) and variant set."""
-    bits = int(key, 16)
-    return UUID(int=bits & ~(0xF << 76) & ~(0x3 << 62) | 0x8 << 76 | 0x2 << 62)
+    """An idempotency key as a UUID: its 128 bits, with RFC 9562's version 8 (an algorithm of one's own) and variant set.
+
+    Raises:
+        ConfigurationError: the key is one that a test has chosen, and not 32 hex digits.
+    """
+    if not _KEY.fullmatch(key):
+        raise ConfigurationError(
+            f"idempotency_key={key!r} is no 32 hex digits, and so no UUID: choose another in testing.step(idempotency_key=...)"
+        )
+    return UUID(int=int(key, 16) & ~(0xF << 76) & ~(0x3 << 62) | 0x8 << 76 | 0x2 << 62)
