@@ -66,7 +66,7 @@ from replaykit.replay.entries import (
     Verdict,
 )
 from replaykit.replay.execution import Execution
-from replaykit.replay.failures import decode_error, encode_error, error_words
+from replaykit.replay.failures import decode_error, encode_error, error_summary
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.letters import Letters
 from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
@@ -978,7 +978,7 @@ class Driver:
         elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
             self.execution.hold(
                 f"step {key}: before the retry its call landed with input {_head(landed.input)}, the code now asks "
-                f"for it with {_head(call.input.text)} at {call.where}: it is not made a second time; let the code ask as it did, "
+                f"for it with {_head(call.input.text)} at {call.where}: it is not made twice; let the code ask as it did, "
                 "or start a new run"
             )
         else:
@@ -1063,6 +1063,7 @@ class Driver:
                 self._effects.close(seen, self._last_seq)
         else:
             self._effects.asking[call.key] = doubt
+            call.idempotency_key = intent.idempotency_key
             error = outcome.value if outcome is not None else None
             if error is _UNDECODED and outcome is not None:
                 error = decode_error(outcome.error or "{}")
@@ -1095,7 +1096,7 @@ class Driver:
             self._effects.close(unknown, self._last_seq)
         how = "its worker died"
         if doubt.outcome is not None:
-            how = f"it ended with {error_words(json.loads(doubt.outcome.error or '{}'))}"
+            how = f"it ended with {_error_of(doubt.outcome)}"
         self._unknown.append(
             f"step {call.key}: nobody knows whether its call landed (attempt {intent.attempt}, {how})"
             f"{': ' if reason else ''}{reason}; find out, and say so: replaykit resolve {self.run.id} {call.key}, with "
@@ -1116,7 +1117,7 @@ class Driver:
             self._effects.insert(row, self._last_seq)
         undone, owed = call.saga.undone, call.saga.keys_owed
         self._unknown.append(
-            f"{call.key}: an undoing failed with {error_words(json.loads(outcome.error or '{}'))}; undone: "
+            f"{call.key}: an undoing failed with {_error_of(outcome)}; undone: "
             f"{', '.join(undone) or 'nothing'}; not undone: {', '.join([call.key.partition(':')[2], *owed])}; once it can "
             f"succeed: replaykit retry {self.run.id}; if it was done by hand: replaykit resolve {self.run.id} {call.key} "
             "--landed null"
@@ -1129,19 +1130,19 @@ class Driver:
             return Answer(IntentState.NOT_LANDED, None, "", by, comment, letter.id)
         if body.get("word") == "landed":
             try:
-                value = call.info.decode_result(json.dumps(body.get("value")))
+                value = call.info.decode_result(json.dumps(body.get("value"), ensure_ascii=False))
                 outcome = result_outcome(call.info, value, doubt.intent.written_at, self._settings)
             except Exception as misfit:
                 outcome = error_outcome(misfit, 0)
             if outcome.outcome is Outcome.OK:
                 return Answer(IntentState.LANDED, outcome, "", by, comment, letter.id)
-            reason = f"what {by} said it returned does not fit {call.name} ({error_words(json.loads(outcome.error or '{}'))})"
+            reason = f"what {by} said it returned does not fit {call.name} ({_error_of(outcome)})"
             return Answer(IntentState.UNKNOWN, None, reason, by, misfit=letter.id)
         error = body.get("error")
         if error is None:
             words = f"step {call.key}: nobody knows whether its call landed; {by} let it fail"
             error = json.loads(encode_error(InDoubt(f"{words}: {comment}" if comment else words)))
-        text = json.dumps(error)
+        text = json.dumps(error, ensure_ascii=False)  # NUL and the like are written behind a mark, which has to stay one
         at = doubt.intent.written_at
         failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
         return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)
@@ -1151,6 +1152,11 @@ def _head(text: str | None) -> str:
     if text is None:
         return "nothing"
     return text if len(text) <= _HEAD_CHARS else f"{text[:_HEAD_CHARS]}... ({len(text):,} characters)"
+
+
+def _error_of(outcome: BodyOutcome) -> str:
+    kind, message, _ = error_summary(outcome.error or "{}")
+    return f"{kind.removeprefix('builtins.')}: {_head(message)}"
 
 
 def _joined(one: str, other: str | None) -> str:

@@ -14,11 +14,14 @@ from uuid import UUID
 from replaykit.limits import Settings
 from replaykit.replay.calls import Workflow
 from replaykit.replay.driver import (
+    Answer,
     BodyOutcome,
     CancelBody,
     Driver,
     Phase,
+    Reconcile,
     StartBody,
+    Withdraw,
     error_outcome,
     result_outcome,
     timeout_outcome,
@@ -29,9 +32,12 @@ from replaykit.replay.entries import (
     Entry,
     Finish,
     Hold,
+    Intent,
+    IntentState,
     Kind,
     Mail,
     MailKind,
+    Observation,
     Park,
     State,
     Unit,
@@ -98,7 +104,14 @@ class Story:
     error: str | None = None
     began: list[Began] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
+    intents: list[Intent] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)
     bodies: dict[str, StartBody] = field(default_factory=dict)
+    asked: list[Reconcile] = field(default_factory=list)  # reconcilers that were asked
+    asking: dict[str, Reconcile] = field(default_factory=dict)
+    says: Callable[[Reconcile], Answer] = lambda _: Answer(IntentState.UNKNOWN, reason="the shop is closed")
+    postpones: bool = False  # bodies do not begin, as if the lease were in question
     driver: Driver | None = None
     refuses: Callable[[Unit], bool] = lambda _: False  # the mailbox has moved on before this unit
     settings: Settings = field(default_factory=Settings)
@@ -120,9 +133,17 @@ class Story:
         self._letter(MailKind.RETRY, json.dumps(body))
         self.state, self.reason = State.PENDING, None
 
-    def _letter(self, kind: MailKind, body: str | None) -> None:
+    def resolve(self, key: str, word: str, by: str = "eve", **more: Any) -> None:
+        """`replaykit.resolve`."""
+        assert self.state is not State.RUNNING
+        attempt = max(i.attempt for i in self.intents if i.key == key)
+        body = {"key": key, "attempt": attempt, "word": word, **more}
+        self._letter(MailKind.RESOLVE, json.dumps(body), by)
+        self.state, self.reason = State.PENDING, None
+
+    def _letter(self, kind: MailKind, body: str | None, by: str | None = None) -> None:
         self._ids += 1
-        self.mailbox.append(Mail(self._ids, kind, body, self.now))
+        self.mailbox.append(Mail(self._ids, kind, body, self.now, by))
         self.wakes += 1
         if self.state in (State.WAITING, State.HELD):
             self.state, self.waiting_for, self.available_at = State.PENDING, None, self.now
@@ -135,6 +156,7 @@ class Story:
         self.driver.execution.leave()
         self.driver, self.state = None, State.PENDING
         self.bodies.clear()
+        self.asking.clear()
 
     # ------------------------------------------------------------------ what a worker does
 
@@ -163,6 +185,8 @@ class Story:
                 for a in last.values()
             ],
             mail=list(self.mailbox),
+            intents=[replace(i) for i in self.intents if i.state in ("open", "unknown", "not_landed")],
+            observations=[replace(o) for o in self.observations],
             rewinds=[(e.seq, e.to_seq) for e in self.journal if e.kind == Kind.REWIND and e.to_seq is not None],
         )
         execution = Execution(
@@ -189,6 +213,14 @@ class Story:
                 if isinstance(action, CancelBody):
                     self.bodies.pop(action.key, None)
                     self.given_up.append(action.key)
+                elif isinstance(action, Withdraw):
+                    if action.key not in self.bodies:
+                        driver.body_unbegun(action.key, self.now)
+                elif isinstance(action, Reconcile):
+                    self.asked.append(action)
+                    self.asking[action.call.key] = action
+                elif self.postpones:
+                    continue
                 else:
                     self._begin(action)
             unit = driver.next_unit()
@@ -199,14 +231,53 @@ class Story:
             else:
                 self.journal += [replace(e) for e in unit.entries]
                 self.attempts += unit.attempts
+                self._write_effects(unit)
+                self.units.append(unit)
                 driver.verdict(Verdict.OK, None, self.now)
             if driver.phase is Phase.STALE:
                 self._read(driver)
             elif driver.phase is Phase.OVER:
                 self._over(driver)
 
+    def _write_effects(self, unit: Unit) -> None:
+        for intent in unit.intents:
+            there = self.intent(intent.key, intent.attempt)
+            if there is not None and there.state == IntentState.NOT_LANDED:
+                self.intents.remove(there)
+            if there is None or there.state == IntentState.NOT_LANDED:
+                self.intents.append(replace(intent))
+        for closing in unit.closings:
+            closed = self.intent(closing.key, closing.attempt)
+            assert closed is not None, f"there is no intent of {closing.key}, attempt {closing.attempt}"
+            closed.state, closed.resolved = closing.state, closing.resolved
+            old, new = json.loads(closed.evidence or "{}"), json.loads(closing.evidence or "{}")
+            closed.evidence = json.dumps({**old, **new, **({"by": closing.by} if closing.by else {})})
+        self.observations += unit.observations
+
+    def intent(self, key: str, attempt: int = 1) -> Intent | None:
+        """The row of an attempt's intent."""
+        return next((i for i in self.intents if i.key == key and i.attempt == attempt), None)
+
+    @property
+    def states(self) -> dict[str, list[str]]:
+        """The states of all intents, by step, in the order of their attempts."""
+        found: dict[str, list[str]] = {}
+        for intent in sorted(self.intents, key=lambda i: i.attempt):
+            found.setdefault(intent.key, []).append(str(intent.state))
+        return found
+
+    def reconcile(self, key: str) -> None:
+        """The reconciler that was asked about that step answers, with what `says` gives."""
+        assert self.driver is not None
+        asked = self.asking.pop(key)
+        self.driver.reconciled(key, asked.attempt, self.says(asked), self.now)
+
     def _begin(self, start: StartBody) -> None:
         call = start.call
+        if call.has_intent:
+            intent = self.intent(call.key, start.attempt)
+            assert intent is not None and intent.state == IntentState.OPEN, f"{call.key} began without an intent"
+            assert start.written_at == intent.written_at and intent.idempotency_key == call.idempotency_key
         assert call.key not in self.bodies, f"two bodies of {call.key} at once"
         self.bodies[call.key] = start
         given = next(iter(json.loads(call.input.text).values()), None)
@@ -215,6 +286,7 @@ class Story:
     def _over(self, driver: Driver) -> None:
         change = driver.change
         assert change is not None
+        assert not [i for i in self.intents if i.state == IntentState.OPEN] or not isinstance(change, Finish)
         self.given_up += list(self.bodies)  # what an ended function gave up is stopped once its end is committed
         self.bodies.clear()
         if isinstance(change, Finish):
@@ -240,13 +312,18 @@ class Story:
         outcome: BodyOutcome
         try:
             outcome = result_outcome(call.info, self.answer(began), self.now, self.settings)
+            outcome.landed = IntentState.LANDED
         except Again as again:
-            self.driver.body_failed(key, error_outcome(again.error, self.now), again.after, self.now)
+            outcome = error_outcome(again.error, self.now)
+            outcome.landed = IntentState.NOT_LANDED if call.says_not_landed(again.error) else IntentState.UNKNOWN
+            self.driver.body_failed(key, outcome, again.after, self.now)
             return
         except TimedOut:
             outcome = timeout_outcome(call, start.attempt, 1.0, self.now)
+            outcome.landed = IntentState.UNKNOWN
         except Exception as error:
             outcome = error_outcome(error, self.now)
+            outcome.landed = IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
         self.driver.body_ended(key, outcome, self.now)
 
     def step(self) -> bool:
@@ -259,6 +336,8 @@ class Story:
             self.state, self.waiting_for = State.PENDING, None
         elif self.bodies:
             self.end(next(iter(self.bodies)))
+        elif self.asking:
+            self.reconcile(next(iter(self.asking)))
         elif self.driver is not None:
             wake = self.driver.next_wake
             assert wake is not None, "the run waits in memory for nothing"
