@@ -1008,6 +1008,8 @@ class Driver:
     def _record_effect(self, call: CallStep, outcome: BodyOutcome) -> None:
         """An attempt of a step with an effect, or of an undoing, has ended."""
         intent = self._effects.current(call.key) if call.has_intent else None
+        if call.compensates is not None and outcome.landed is IntentState.LANDED and outcome.outcome != Outcome.OK:
+            outcome = BodyOutcome(Outcome.OK, "null", None, None, outcome.started_at)  # nobody gets what an undoing returns
         if call.compensates is not None and outcome.outcome != Outcome.OK:
             self._undoing_failed(call, intent, outcome)
         elif intent is None:
