@@ -52,6 +52,10 @@ class Settings(BaseModel):
     threads: Annotated[int, Field(ge=1)] = 32
     """Threads for sync step bodies, for each process: the default of `asyncio.to_thread` on 28 cores and more."""
 
+    connections: Annotated[int, Field(ge=1)] = 10
+    """Connections for bodies of transactional steps, for each process, made when they are needed. Enough to keep a disk busy,
+    few beside the 100 that a database takes by default."""
+
     @field_validator("heartbeat_seconds")
     @classmethod
     def _two_heartbeats_a_lease(cls, heartbeat: float | None, info: ValidationInfo) -> float | None:

@@ -40,6 +40,7 @@ SETTINGS: dict[str, tuple[type, str]] = {
     "drain_callbacks_max": (int, "Callbacks that a run may need between two entries."),
     "concurrency": (int, "Runs in memory at once, for each process."),
     "threads": (int, "Threads for sync step bodies, for each process."),
+    "connections": (int, "Connections for transactional steps, for each process."),
 }
 """A flag and a `REPLAYKIT_*` variable for each of `limits.Settings`, which is not imported before it is needed."""
 

@@ -30,6 +30,7 @@ __all__ = [
     "Connection",
     "Database",
     "SyncConnection",
+    "cut_off",
     "describe_dsn",
     "first_line",
     "is_lock_timeout",
@@ -117,7 +118,7 @@ class Database:
         """
         lock_timeout = _milliseconds(lock_timeout_seconds)
         try:
-            raw = await psycopg.AsyncConnection.connect(**self._arguments())
+            raw = await psycopg.AsyncConnection.connect(**self.arguments())
         except (psycopg.Error, OSError) as error:
             raise self._unreachable(error) from error
         try:
@@ -134,10 +135,30 @@ class Database:
             raise
         return Connection(self, raw, pooled, lock_timeout)
 
+    async def connect_plain(self) -> tuple[psycopg.AsyncConnection[Row], bool]:
+        """A connection as its user has configured the database, without a setting of ours, for bodies of steps; and whether
+        it goes through a pooler.
+
+        Raises:
+            DatabaseUnreachable: with the URL, without the password.
+        """
+        try:
+            raw = await psycopg.AsyncConnection.connect(**self.arguments())
+        except (psycopg.Error, OSError) as error:
+            raise self._unreachable(error) from error
+        try:
+            row = await (await raw.execute(_PIDS, prepare=False)).fetchone()
+        except BaseException as error:
+            raw.pgconn.finish()
+            if isinstance(error, psycopg.Error):
+                raise self._unreachable(error) from error
+            raise
+        return raw, row is None or row[0] != raw.info.backend_pid
+
     def connect_sync(self) -> SyncConnection:
         """The same for threads and for processes without an event loop."""
         try:
-            raw = psycopg.connect(**self._arguments())
+            raw = psycopg.connect(**self.arguments())
         except (psycopg.Error, OSError) as error:
             raise self._unreachable(error) from error
         try:
@@ -221,7 +242,7 @@ class Database:
             f"{where}: at revision {revision}, newer than {REVISION} of this release; upgrade replaykit"
         )
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """What psycopg.connect gets; what the dsn says wins."""
         defaults: dict[str, Any] = {
             "application_name": f"replaykit:{self.name}",
@@ -409,7 +430,7 @@ class Connection:
         A peer may acknowledge every byte and never answer (a proxy that lost its backend); no time-out of the kernel
         notices. None of our statements takes that long.
         """
-        _cut(self._raw.pgconn)
+        cut_off(self._raw.pgconn)
 
     async def close(self) -> None:
         """Close; never raises, may be called twice."""
@@ -467,7 +488,7 @@ class SyncConnection:
 
     def cut(self) -> None:
         """End a statement that has no answer, from another thread."""
-        _cut(self._raw.pgconn)
+        cut_off(self._raw.pgconn)
 
     def close(self) -> None:
         """Close; never raises, may be called twice."""
@@ -501,7 +522,8 @@ def _milliseconds(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"  # 0 would mean for ever
 
 
-def _cut(pgconn: psycopg.pq.abc.PGconn) -> None:
+def cut_off(pgconn: psycopg.pq.abc.PGconn) -> None:
+    """End a connection from any thread, whatever its own is doing: who waits for an answer sees a lost connection."""
     with contextlib.suppress(Exception):  # closed meanwhile
         twin = socket.socket(fileno=os.dup(pgconn.socket))
         twin.shutdown(socket.SHUT_RDWR)

@@ -7,6 +7,7 @@ the locked row, never by a subselect, which would see the statement's older snap
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ __all__ = [
     "write_entry",
     "write_lone",
     "write_units",
+    "write_within",
 ]
 
 _COLUMNS: Final = (
@@ -332,6 +334,22 @@ def write_units(units: Sequence[Unit]) -> Bound:
     if tried:
         return WRITE_UNITS_TRIED, {**documents, "attempts": json.dumps(tried)}
     return WRITE_UNITS, documents
+
+
+def write_within(unit: Unit) -> Bound:
+    """`write_units` for a unit that goes into a transaction of its own step's: it fails with a division by zero unless the
+    verdict is OK, so that a COMMIT sent along with it is not reached. The transaction may have begun long ago."""
+    statement, documents = write_units([unit])
+    return _within(statement), documents
+
+
+@functools.cache
+def _within(statement: Statement) -> Statement:
+    writes, verdict = statement.text.replace("now()", "statement_timestamp()").rsplit("\nselect h.run_id, ", 1)
+    text = (
+        f"{writes}, told(run_id, verdict) as (select h.run_id, {verdict})\nselect 1 / (verdict = 'ok')::int from told"
+    )
+    return Statement(f"{statement.name}-within", text)
 
 
 def write_lone(unit: Unit) -> Bound | None:

@@ -33,7 +33,7 @@ from replaykit.replay.driver import (
     error_outcome,
 )
 from replaykit.replay.effects import Answer as Said
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, IntentState, Mail, Unit, Verdict
+from replaykit.replay.entries import ClaimedRun, Effect, Entry, Finish, IntentState, Mail, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
@@ -45,6 +45,7 @@ from replaykit.runtime.reconciling import Reconcilers
 from replaykit.runtime.retries import Tried, after_error, after_result, judge, unbegun
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
+from replaykit.runtime.transactions import Lent, Within
 from replaykit.runtime.writer import MAY_NEST, Answer
 
 __all__ = ["Body", "Executor", "Shop"]
@@ -81,6 +82,7 @@ class Body:
     task: asyncio.Task[None] | Future[Any] | None = None  # None: about to be made
     thread: Future[Any] | None = None  # its work there, ended or not
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its own, kept for `retry=`
+    lent: Lent | None = None  # of a transactional step: what it may take of the database
     is_async: bool = False
     begun: bool = False  # the author's code has been called
     stopping: bool = False  # cancelled by this worker's drain: it will run again
@@ -119,6 +121,7 @@ class Shop:
     valid: Callable[[], bool]  # whether the lease is ours beyond doubt: no body begins otherwise
     congested: Callable[[], bool]  # whether too much waits to be written: no body begins meanwhile
     left: Callable[[Executor, Phase], None]
+    lend: Callable[[CallStep], Lent]  # to the body of a transactional step
     resources: Any = None
     client: Any = None
     ended_runs: int = 0
@@ -150,6 +153,7 @@ class Executor:
         self.postponed: list[StartBody | Reconcile] = []
         self._observations = Observations(run.id, self._host, shop.clock.now, self.tick)
         self._reconcilers = Reconcilers(run.id, shop.settings, self._reconciled, self._reconcile_stopped)
+        self._within = Within(run.id, shop.lend, self._verdict)
         self._said: list[tuple[str, int, Said]] = []  # by reconcilers while the journal was read again
         self._mail: tuple[int, list[Mail]] | None = None  # came while the journal was read
         self._draining = False
@@ -302,6 +306,7 @@ class Executor:
             driver.execution.leave()
             return
         if old is not None:
+            self._within.forget_all()
             driver.adopt(old)
             old.execution.leave()
         self._ready(driver)
@@ -371,7 +376,7 @@ class Executor:
         unit = driver.next_unit()
         if unit is not None:
             if unit.within is not None:
-                self._write_within(unit)
+                self._within.write(unit)
             else:
                 self.shop.put(unit, self._verdict)
         if driver.execution.loop.problems:
@@ -384,10 +389,6 @@ class Executor:
         wake_at = driver.next_wake
         if wake_at != self._wake_at:
             self._arm(wake_at, now)
-
-    def _write_within(self, unit: Unit) -> None:
-        """By the open transaction of the body that it names."""
-        raise RuntimeError(f"step {unit.within} has no transaction")
 
     def _lose_patience(self) -> None:
         """With the bodies of a held run; last with those whose calls would be in doubt."""
@@ -432,7 +433,7 @@ class Executor:
         """A body never began, and will not begin here."""
         driver = self.driver
         if driver is not None:
-            self._tell(driver.body_unbegun if call.has_intent else driver.body_stopped, call.key)
+            self._tell(driver.body_unbegun if call.effect is not None else driver.body_stopped, call.key)
 
     def _arm(self, wake_at: int | None, now: int) -> None:
         if self._wake is not None:
@@ -466,6 +467,7 @@ class Executor:
 
     def _changed_hands(self, driver: Driver) -> None:
         if driver.phase is Phase.STALE:
+            self._within.forget_all()
             if self._loading is None:
                 self._loading = self._host.create_task(self._rebuild(driver))
         elif driver.phase is Phase.BROKEN:
@@ -523,6 +525,7 @@ class Executor:
             self._loading.cancel()
         for key in list(self.bodies):
             self._give_up(key)
+        self._within.forget_all()
         self._reconcilers.leave()
         self._observations.close()
         if self.driver is not None:
@@ -555,13 +558,14 @@ class Executor:
             return
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
+            lent = self._within.lend(call) if call.effect is Effect.TRANSACTIONAL else None
         except Exception as error:
             outcome = unbegun(call, error_outcome(error, started_at))
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
-        info = self._info(call, action.attempt, action.written_at)
+        info = self._info(call, action.attempt, action.written_at, lent)
         assert call.context is not None
-        body = self.bodies[call.key] = Body(action, started_at, call.context.copy())
+        body = self.bodies[call.key] = Body(action, started_at, call.context.copy(), lent=lent)
         if call.policy is not None and call.retry is not None:
             body.arguments = args, kwargs
         if call.info.is_async:
@@ -571,7 +575,7 @@ class Executor:
         else:
             self._run_thread(body, args, kwargs, info, left)
 
-    def _info(self, call: CallStep, attempt: int, written_at: int | None) -> StepInfo:
+    def _info(self, call: CallStep, attempt: int, written_at: int | None, lent: Lent | None = None) -> StepInfo:
         """What its body or its reconciler may know of a step."""
         driver = self.driver
         earlier = tuple(driver.observed(call.key)) if driver is not None else ()
@@ -583,7 +587,9 @@ class Executor:
             lambda: call.info.decode_input(call.input.text),
             self.shop.resources,
             self.shop.client,
-            BodySide(self._observations, call.key, attempt, written_at, earlier),
+            BodySide(
+                self._observations, call.key, attempt, written_at, earlier, None if lent is None else lent.connect
+            ),
         )
 
     def _run_thread(
@@ -615,6 +621,8 @@ class Executor:
         self, body: Body, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         call, started_at = body.call, body.started_at
+        if body.lent is not None:
+            function, args, kwargs = body.lent.run, (function, args, kwargs), {}
         try:
             if body.deadline is None:
                 value = await function(*args, **kwargs)
@@ -741,6 +749,8 @@ class Executor:
             if body.timed_out and id(body) in self.shop.threads_alive:
                 body.given_up = True
                 self._left_over(body)
+            if body.lent is not None:
+                self._keep_or_discard(body, body.lent, outcome if wait is None else None)
             if wait is not None and self._goes_on(key):
                 lingers = True
                 self.shop.leftovers.when_over((self.run.id, key), functools.partial(self._left_nothing, key))
@@ -761,6 +771,14 @@ class Executor:
             )
             self._tell(functools.partial(driver.body_failed, lingering=lingers), key, outcome, wait)
 
+    def _keep_or_discard(self, body: Body, lent: Lent, outcome: BodyOutcome | None) -> None:
+        """What a transactional body wrote waits for the step's entry, or is rolled back."""
+        if outcome is not None and outcome.error is None and lent.used and self.driver is not None:
+            outcome.within = True
+            self._within.keep(body.call.key, lent)
+        else:
+            lent.discard()
+
     def _goes_on(self, key: str) -> bool:
         """Whether something of a try that is waited for no longer still acts in this process."""
         return (self.run.id, key) in self.shop.leftovers
@@ -776,6 +794,8 @@ class Executor:
             body.is_async = False
             self.shop.leftovers.when_over((self.run.id, key), functools.partial(self._stopped, key))
             return
+        if body is not None and body.lent is not None:
+            body.lent.discard()
         self.bodies.pop(key, None)
         if self.driver is not None:
             self._tell(self.driver.body_stopped, key)
@@ -838,6 +858,8 @@ class Executor:
             body.given_up = True
             if body.timer is not None:
                 body.timer.cancel()
+            if body.lent is not None:
+                body.lent.discard()
             body.cancel()
             self._left_over(body)
 
@@ -877,7 +899,10 @@ def _run_sync(
     CURRENT_STEP.set(info)
     bind_body(info.key, info.attempt)
     try:
-        value = call.function(*args, **kwargs)
+        if body.lent is None:
+            value = call.function(*args, **kwargs)
+        else:
+            value = body.lent.run_in_thread(call.function, args, kwargs)
         if isinstance(value, Coroutine):
             return value
     except BaseException as error:

@@ -41,6 +41,7 @@ from replaykit.limits import (
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import Connection, Database, is_lock_timeout, is_transient
 from replaykit.postgres.schema import Bound, done_channel, work_channel
+from replaykit.postgres.transaction import Connections
 from replaykit.replay.calls import CURRENT_STEP, Workflow
 from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verdict
@@ -53,6 +54,7 @@ from replaykit.runtime.ids import write_ids
 from replaykit.runtime.leftovers import DefaultThreads, Leftovers
 from replaykit.runtime.target import Target
 from replaykit.runtime.threads import BodyThreads
+from replaykit.runtime.transactions import BodyTransaction
 from replaykit.runtime.watchdog import Culprit, Watchdog
 from replaykit.runtime.writer import Answer, Writer
 
@@ -250,6 +252,9 @@ class Worker:
             stack.push_async_callback(self._client.aclose)
         resources = await stack.enter_async_context(self._lifespan()) if self._lifespan is not None else None
         self._clock = DatabaseClock()
+        connections = self._connections = Connections(
+            Database(dsn, self._target.schema, name="step"), self.settings.connections
+        )
         self._shop = Shop(
             settings=self.settings,
             clock=self._clock,
@@ -260,6 +265,7 @@ class Worker:
             valid=self._valid,
             congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
             left=self._left,
+            lend=lambda call: BodyTransaction(connections, call),
             resources=resources,
             client=self._client,
             leftovers=leftovers,
@@ -352,6 +358,7 @@ class Worker:
         for executor in list(self._executors.values()):
             executor.drop()
         self._shop.threads.shutdown()
+        await self._connections.close()
         try:
             if stack is not None:
                 await stack.aclose()
