@@ -10,23 +10,31 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_type
 
+import httpx
 import psycopg
+import sqlalchemy
+from psycopg.rows import TupleRow
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from replaykit import (
     Client,
     Handle,
+    Landed,
+    NotLanded,
     RunFailed,
     RunHeld,
     RunInfo,
     StepInfo,
     SyncClient,
     SyncHandle,
+    Unknown,
     Worker,
     Workflow,
+    idempotency_header,
     now,
     rng,
+    saga,
     sleep,
     step,
     testing,
@@ -47,6 +55,10 @@ async def charge(card: str, cents: int = 5, *, note: str = "") -> Receipt:
     assert_type(info.key, str)
     assert_type(info.attempt, int)
     assert_type(info.idempotency_key, str)
+    assert_type(info.idempotency_uuid, uuid.UUID)
+    assert_type(info.written_at, dt.datetime | None)
+    assert_type(info.observed, tuple[tuple[str, str], ...])
+    await info.observe("charge", card)
     return Receipt(f"{card} {cents} {note}")
 
 
@@ -75,6 +87,74 @@ def count_words(text: str) -> int:
 class Shop:
     async def reserve(self, number: int) -> bool:
         return number > 0
+
+    @step.policy(effect="idempotent", key_valid_for=dt.timedelta(days=1))
+    async def release(self, number: int) -> bool:
+        return number > 0
+
+
+async def find_refund(info: StepInfo) -> Landed[Receipt] | NotLanded | Unknown:
+    if info.attempt > 1:
+        return Unknown("the bank is closed")
+    return Landed(Receipt(str(info.input["card"]))) if info.observed else NotLanded("no such refund")
+
+
+async def never_landed(info: StepInfo) -> NotLanded:
+    return NotLanded(info.key)
+
+
+async def take_back(receipt: Receipt, why: str = "") -> None:
+    pass
+
+
+def forget(receipt: object) -> int:
+    return 5
+
+
+@step.policy(effect="irreversible", reconcile=find_refund, compensate=take_back, not_landed=(KeyError, OSError))
+async def refund(card: str, cents: int = 5, *, note: str = "") -> Receipt:
+    return Receipt(card)
+
+
+@step.policy(effect="irreversible", reconcile=find_refund, not_landed=KeyError)
+def refund_in_a_thread(card: str) -> Receipt:
+    step.current().observe("refund", card).result(timeout=5)
+    return Receipt(card)
+
+
+@step.policy(compensate=forget)
+async def grant(card: str) -> Receipt:
+    return Receipt(card)
+
+
+@step.policy(effect="idempotent", reconcile=never_landed)
+async def tell(card: str) -> str:
+    return card
+
+
+class Bank:
+    @step.policy(effect="irreversible", reconcile=find_refund)
+    async def refund(self, card: str) -> Receipt:
+        return Receipt(card)
+
+    async def take_back(self, receipt: Receipt) -> None:
+        pass
+
+
+@step.policy(effect="transactional")
+async def write_rows(card: str) -> int:
+    assert_type(await step.current().connection(), psycopg.AsyncConnection[TupleRow])
+    assert_type(await step.current().connection(AsyncSession), AsyncSession)
+    return len(card)
+
+
+@step.policy(effect="transactional")
+def write_rows_in_a_thread(card: str) -> int:
+    conn: psycopg.Connection[TupleRow] = step.current().connection(psycopg.Connection)
+    conn.execute("select 1")
+    assert_type(step.current().connection(sqlalchemy.Connection), sqlalchemy.Connection)
+    assert_type(step.current().connection(Session), Session)
+    return len(card)
 
 
 TOOLS: dict[str, Callable[..., Coroutine[Any, Any, str]]] = {}
@@ -109,6 +189,32 @@ async def checkout(order: str, count: int = 1) -> Receipt:
     return receipt
 
 
+@workflow
+async def refunds(card: str) -> Receipt:
+    """Effects: a step stays what it was, with a reconciler and with an undoing, declared and for one call."""
+    assert_type(await step(refund, card, 5, note="x"), Receipt)
+    assert_type(await step(refund_in_a_thread, card), Receipt)
+    assert_type(await step(grant, card), Receipt)
+    assert_type(await step(tell, card), str)
+    assert_type(await step(Bank().refund, card), Receipt)
+    assert_type(await step(Shop().release, 1), bool)
+    assert_type(await step(write_rows, card) + await step(write_rows_in_a_thread, card), int)
+    irreversibly = step.options(effect="irreversible", reconcile=find_refund, key="refund")
+    assert_type(await irreversibly(charge, card, note="x"), Receipt)
+    assert_type(await step.options(reconcile=None)(refund, card), Receipt)
+    assert_type(await step.options(effect="idempotent", reconcile=never_landed)(score, 1), float)
+    assert_type(await step.options(effect="idempotent", key_valid_for=60)(TOOLS["x"], anything=1), str)
+    async with saga():
+        assert_type(await step.options(compensate=take_back)(charge, card), Receipt)
+        assert_type(await step.options(compensate=Bank().take_back)(charge, card), Receipt)
+        assert_type(await step.options(compensate=forget)(score, 1), float)
+        assert_type(await step.options(compensate=lambda receipt: take_back(receipt, "late"))(charge, card), Receipt)
+        assert_type(await step.options(compensate=None)(refund, card), Receipt)
+    receipt, half = await asyncio.gather(step(refund, card), step.options(compensate=forget)(score, 1))
+    assert_type(half, float)
+    return receipt
+
+
 @workflow(name="nightly")
 async def nightly(day: dt.date) -> int:
     """Time and chance, and a workflow called inline."""
@@ -130,6 +236,18 @@ async def plain_call() -> None:
     """A function with a policy stays the function it was."""
     assert_type(await send_mail("ann"), int)
     assert_type(count_words("a b"), int)
+    assert_type(await refund("card", note="x"), Receipt)
+    assert_type(refund_in_a_thread("card"), Receipt)
+    assert_type(await asyncio.create_task(refund("card")), Receipt)
+    kept: Callable[[str], Coroutine[Any, Any, Receipt]] = refund
+    assert_type(await kept("card"), Receipt)
+
+
+async def with_httpx() -> None:
+    async with httpx.AsyncClient(event_hooks={"request": [idempotency_header]}) as client:
+        await client.post("http://localhost")
+    with httpx.Client(event_hooks={"request": [idempotency_header]}) as in_a_thread:
+        in_a_thread.post("http://localhost")
 
 
 async def start_and_wait(client: Client) -> None:
@@ -200,3 +318,5 @@ async def test_in_memory() -> None:
     with testing.step(resources=5, idempotency_key="k") as info:
         assert_type(info, StepInfo)
         assert_type(await charge("card"), Receipt)
+    with testing.step(input={"card": "c"}, observed=[("charge", "1")], connection=object()) as info:
+        assert_type(await find_refund(info), Landed[Receipt] | NotLanded | Unknown)
