@@ -539,7 +539,7 @@ def test_a_refused_unit_makes_no_call_twice_and_leaves_no_doubt() -> None:
             await sleep(30)
             return 0
 
-        return await asyncio.gather(charge(echo, 1), charge(echo, 2), nap())
+        return list(await asyncio.gather(charge(echo, 1), charge(echo, 2), nap()))
 
     refused: list[Unit] = []
 
@@ -617,9 +617,8 @@ def test_a_landed_call_is_not_made_again_after_a_retry_with_another_input() -> N
     price[0] = 200
     story.answer = lambda began: began.input
     story.retry()
-    story.play()
 
-    assert story.state is State.HELD
+    assert story.play().state is State.HELD
     assert story.reason is not None and "100" in story.reason and "200" in story.reason
     price[0] = 100
     story.retry()
@@ -670,7 +669,7 @@ def test_a_transactional_steps_entry_goes_into_a_unit_of_its_bodys_transaction()
     @workflow
     async def books_twice() -> list[int]:
         book = step.options(name="book", effect="transactional")
-        return await asyncio.gather(book(echo, 1), book(echo, 2))
+        return list(await asyncio.gather(book(echo, 1), book(echo, 2)))
 
     story = Story(books_twice).until(lambda s: len(s.bodies) == 2)
     assert story.driver is not None

@@ -377,7 +377,7 @@ def test_an_irreversible_undoing_in_doubt_asks_like_any_other_call() -> None:
         ("~undo:charge", 1),
         ("~undo:charge", 2),
     ]
-    assert story.state is State.FAILED
+    assert story.play().state is State.FAILED
 
 
 def test_a_step_that_outlives_its_saga_is_refused() -> None:
@@ -457,8 +457,7 @@ def test_nothing_is_undone_before_the_outcome_of_a_call_in_doubt_is_known() -> N
     assert "~undo:book" not in begun(story)
 
     story.resolve("charge", "landed", value=3)
-    story.play()
-    assert story.state is State.CANCELLED
+    assert story.play().state is State.CANCELLED
     assert [k for k in begun(story) if "undo" in k] == ["~undo:charge", "~undo:book", "~undo:reserve"]
 
 
