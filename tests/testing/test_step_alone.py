@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from replaykit import ConfigurationError, OutsideRun, step, testing, workflow
+from replaykit import ConfigurationError, Landed, NotLanded, OutsideRun, StepInfo, step, testing, workflow
+from replaykit.replay.keys import key_uuid
 from tests.testing import flows
 
 
@@ -88,6 +93,103 @@ def test_a_body_that_starts_runs_gets_a_client() -> None:
             return await body
 
     assert asyncio.run(run()) == "2 days later"
+
+
+async def order_ticket(title: str) -> str:
+    """Waits for the commit of what it observed."""
+    await step.current().observe("ticket", "123")
+    return title
+
+
+def order_ticket_in_a_thread(title: str) -> str:
+    """Waits, too."""
+    step.current().observe("ticket", "124").result(timeout=5)
+    step.current().observe("mail", "5")
+    return title
+
+
+def test_what_a_body_observes_stands_in_its_info() -> None:
+    """After what earlier attempts had observed."""
+
+    with testing.step(attempt=2, observed=[("ticket", "122")]) as info:
+        asyncio.run(order_ticket("a"))
+        order_ticket_in_a_thread("b")
+
+    assert info.observed == (("ticket", "122"), ("ticket", "123"), ("ticket", "124"), ("mail", "5"))
+
+
+async def find_ticket(info: StepInfo) -> Landed[str] | NotLanded:
+    """A reconciler: reads what the step was asked, and when it may have begun."""
+    assert info.written_at is not None
+    if info.observed:
+        return Landed(f"{info.input['title']} {info.observed[-1][1]}")
+    return NotLanded(f"nothing since {info.written_at:%H:%M}")
+
+
+def test_a_reconciler_runs_alone() -> None:
+    """With the input, the observations and the moment of a call in doubt."""
+    at = dt.datetime(2030, 1, 1, 12, 30, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+
+    async def run(*observed: tuple[str, str]) -> Any:
+        with testing.step(input={"title": "a"}, written_at=at, observed=observed) as info:
+            assert (info.written_at, info.written_at and info.written_at.tzinfo) == (at, dt.UTC)
+            return await find_ticket(info)
+
+    assert asyncio.run(run(("ticket", "123"))) == Landed("a 123")
+    assert str(asyncio.run(run())) == "nothing since 10:30"
+
+
+def test_a_moment_without_a_zone_is_refused() -> None:
+    """It would be another one elsewhere."""
+
+    with (
+        pytest.raises(ConfigurationError, match="a moment needs a time zone"),
+        testing.step(written_at=dt.datetime(2030, 1, 1)),
+    ):
+        pass
+
+
+def test_a_transactional_body_gets_the_tests_own_connection(dsn: str) -> None:
+    """An asynchronous one awaited, psycopg's and SQLAlchemy's sync ones as they are; the test rolls them back."""
+
+    async def add_row() -> int:
+        conn = await step.current().connection()
+        return (await conn.execute("create table rows (n int)")).rowcount
+
+    def add_row_in_a_thread() -> Any:
+        return step.current().connection(psycopg.Connection).execute("select 5").fetchone()
+
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            with testing.step(connection=conn):
+                await add_row()
+            await conn.rollback()
+            assert await (await conn.execute("select to_regclass('rows')")).fetchone() == (None,)
+
+    asyncio.run(run())
+    with psycopg.connect(dsn) as conn, testing.step(connection=conn):
+        assert add_row_in_a_thread() == (5,)
+    with Session(create_engine("sqlite://")) as session, testing.step(connection=session) as info:
+        assert info.connection(Session) is session
+
+
+def test_without_a_connection_the_step_is_not_transactional() -> None:
+    """As in a run."""
+
+    with testing.step() as info, pytest.raises(OutsideRun, match="declare it with effect='transactional'"):
+        info.connection()
+
+
+def test_a_key_of_the_tests_own_is_no_uuid() -> None:
+    """Unless it is one that a run could have."""
+
+    with testing.step() as info:
+        assert info.idempotency_uuid == key_uuid(info.idempotency_key)
+    with (
+        testing.step(idempotency_key="k-1") as info,
+        pytest.raises(ConfigurationError, match="'k-1' is no 32 hex digits"),
+    ):
+        info.idempotency_uuid
 
 
 def test_a_workflow_has_no_use_for_it() -> None:
