@@ -49,10 +49,20 @@ class Sizes:
     killed: int = 1_000
     cancelled: int = 100
     kills: int = 5
+    effects: int = 1_000
 
 
 QUICK = Sizes(
-    pairs=1, steps=20, single=100, short_runs=1_000, replay=10_000, waiting=5_000, killed=100, cancelled=20, kills=2
+    pairs=1,
+    steps=20,
+    single=100,
+    short_runs=1_000,
+    replay=10_000,
+    waiting=5_000,
+    killed=100,
+    cancelled=20,
+    kills=2,
+    effects=100,
 )
 
 
@@ -208,6 +218,22 @@ def durability(dsn: str, sizes: Sizes) -> list[Row]:
     ]
 
 
+def effects(dsn: str, sizes: Sizes) -> list[Row]:
+    """What intents cost."""
+    found = one(run_part("effects", database(dsn, "effects"), str(sizes.effects), str(sizes.pairs), timeout=600))
+    ratio, ten, twenty = found["ratio"], found["ten_with_intents"], found["twenty_plain"]
+    return [
+        Row(
+            "runs of 10 idempotent steps over runs of 20 plain ones, 100 at once",
+            "0.6x",
+            "1x",
+            f"{ratio:.2f}x ({ten:,.0f} over {twenty:,.0f} runs/s)",
+            ratio >= 0.6,
+            ratio >= 1,
+        )
+    ]
+
+
 def peers(dsn: str, _: Sizes) -> list[Row]:
     """The peers in the same run; no must, but what the figures stand beside."""
     python = ROOT / ".venv-peers" / "bin" / "python"
@@ -252,6 +278,7 @@ PARTS: dict[str, Callable[[str, Sizes], list[Row]]] = {
     "waiting": waiting,
     "cancelling": cancelling,
     "durability": durability,
+    "effects": effects,
     "peers": peers,
 }
 
