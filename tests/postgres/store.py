@@ -15,7 +15,7 @@ from psycopg import sql
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import Database, SyncConnection
 from replaykit.postgres.schema import Bound
-from replaykit.replay.entries import Change, ClaimedRun, Entry, Unit, Verdict
+from replaykit.replay.entries import Change, ClaimedRun, Entry, Intent, Unit, Verdict
 from replaykit.runtime.ids import new_id
 
 T = TypeVar("T")
@@ -120,6 +120,13 @@ class Store:
         verdicts = journal.parse_verdicts(self.run(journal.write_entry(unit)))
         return verdicts[unit.run_id] if verdicts else self.write(unit)[unit.run_id]
 
+    def write_lone(self, unit: Unit) -> Verdict:
+        """Write as the writer does a unit that came alone."""
+        bound = journal.write_lone(unit)
+        assert bound is not None
+        verdicts = journal.parse_verdicts(self.run(bound))
+        return verdicts[unit.run_id] if verdicts else self.write(unit)[unit.run_id]
+
     def stands(self, *units: Unit) -> set[UUID]:
         """The runs whose units stand, says the second statement."""
         return journal.parse_recheck(self.run(journal.recheck(units)))
@@ -143,6 +150,11 @@ class Store:
         return [
             row[0] for row in self.admin.execute("select seq from journal where run_id = %s order by seq", [run_id])
         ]
+
+    def intents(self, run_id: UUID, columns: str = "key, attempt, state") -> list[tuple[Any, ...]]:
+        """Columns of its intents, by key and attempt."""
+        text = f"select {columns} from intents where run_id = %s order by key, attempt"
+        return self.admin.execute(text.encode(), [run_id]).fetchall()
 
     def in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Start what is going to block."""
@@ -223,6 +235,22 @@ def step(seq: int, output: str | None = "1", **fields: Any) -> Entry:
 def timer(seq: int) -> Entry:
     """An entry of a timer that fired."""
     return step(seq, None, key="~timer", name="timer", kind="timer", due_at=NOW, started_at=None)
+
+
+def intent(key: str = "charge", attempt: int = 1, **fields: Any) -> Intent:
+    """An intent of an irreversible step."""
+    return Intent(
+        **{
+            "key": key,
+            "attempt": attempt,
+            "name": key,
+            "effect": "irreversible",
+            "idempotency_key": f"rk1_{key}",
+            "input": '{"cents": 1200}',
+            "written_at": NOW,
+            **fields,
+        }
+    )
 
 
 def unit(run: ClaimedRun, *entries: Entry, change: Change | None = None, **fields: Any) -> Unit:
