@@ -29,18 +29,16 @@ def declare(*, whole: bool, **given: Any) -> Policy:
 
     Args:
         whole: nothing completes them (a declaration); False: what is declared on a function may.
-        given: options by name; those left out are UNSET.
+        given: options by name; UNSET where one is not given.
 
     Raises:
         ConfigurationError: an option that cannot work as given, or not beside another.
     """
-    if given.get("name") is not None:
-        given["name"] = check_name(given["name"], "step")
-    for option, check in _CHECKS.items():
-        if given.get(option, UNSET) is not UNSET:
-            given[option] = check(given[option])
+    for option, value in given.items():
+        if value is not UNSET and (value is not None or option in _NEVER_NONE) and option in _CHECKS:
+            given[option] = _CHECKS[option](value)
     policy = Policy(**given)
-    if why := _contradiction(policy, whole=whole):
+    if not _is_plain(policy) and (why := _contradiction(policy, whole=whole)):
         raise ConfigurationError(why)
     return policy
 
@@ -155,8 +153,6 @@ def _effect(effect: Any) -> Effect:
 
 
 def _reconcile(reconcile: Any) -> Any:
-    if reconcile is None:
-        return None
     if not callable(reconcile):
         raise ConfigurationError(f"reconcile={reconcile!r}: it is an async function of the step's StepInfo, or None")
     if not _is_async(reconcile):
@@ -189,8 +185,6 @@ def _not_landed(classes: Any) -> tuple[type[BaseException], ...]:
 
 
 def _compensate(compensate: Any) -> Any:
-    if compensate is None:
-        return None
     if not callable(compensate):
         raise ConfigurationError(f"compensate={compensate!r}: it is a function of the step's result, or None")
     called = _call_of(compensate)
@@ -206,9 +200,7 @@ def _compensate(compensate: Any) -> Any:
     return compensate
 
 
-def _key_valid_for(valid: Any) -> float | dt.timedelta | None:
-    if valid is None:
-        return None
+def _key_valid_for(valid: Any) -> float | dt.timedelta:
     if isinstance(valid, dt.timedelta):
         seconds = valid.total_seconds()
     elif isinstance(valid, int | float) and not isinstance(valid, bool):
@@ -226,8 +218,6 @@ def _key_valid_for(valid: Any) -> float | dt.timedelta | None:
 
 
 def _timeout(timeout: Any) -> Any:
-    if timeout is None:
-        return None
     if isinstance(timeout, dt.datetime):
         if timeout.utcoffset() is None:
             raise ConfigurationError(
@@ -251,12 +241,15 @@ def _durability(durability: Any) -> Any:
     return durability
 
 
-def _retry(retry: Any) -> Any:
-    return None if retry is None else check_retry(retry)
+def _step_name(name: Any) -> str:
+    return check_name(name, "step")
 
+
+_NEVER_NONE: Final = ("durability", "effect", "not_landed")  # of the others None is an answer
 
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
-    "retry": _retry,
+    "name": _step_name,
+    "retry": check_retry,
     "timeout": _timeout,
     "durability": _durability,
     "effect": _effect,
