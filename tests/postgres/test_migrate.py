@@ -155,6 +155,63 @@ def test_a_schema_with_runs_is_upgraded_while_workers_write(first_release: str) 
         assert conn.execute("select count(*) from pg_constraint where not convalidated").fetchone() == (0,)
 
 
+@pytest.fixture
+def second_release(first_release: str) -> str:
+    """The same at revision 0002, its run held, with a request to cancel and one to retry."""
+    out = io.StringIO()
+    with _config("replaykit") as config:
+        config.output_buffer = out
+        command.upgrade(config, "0001:0002", sql=True)
+    with psycopg.connect(first_release, autocommit=True) as conn:
+        conn.execute(out.getvalue().encode())
+        conn.execute(
+            "update replaykit.runs set state = 'held', reason = 'why', lease_token = null, worker = null;"
+            " select replaykit.cancel(id, 'ada') from replaykit.runs"
+        )
+    return first_release
+
+
+def test_a_schema_of_the_release_before_gets_effects_and_keeps_its_rows(second_release: str) -> None:
+    """Nothing that stands is changed, and a worker's write does not wait for it."""
+    tables = ("runs", "journal", "mailbox", "attempts")
+
+    def rows(conn: psycopg.Connection) -> list[list[tuple[str, ...]]]:
+        return [conn.execute(f"select t::text from replaykit.{table} t".encode()).fetchall() for table in tables]
+
+    with psycopg.connect(second_release) as old, psycopg.connect(second_release, autocommit=True) as conn:
+        before = rows(conn)
+        old.execute(ENTRY, [2])
+
+        assert upgrade(second_release)
+        old.rollback()
+
+        assert rows(conn) == before
+        assert current_revision(conn, "replaykit") == REVISION
+        assert conn.execute("select count(*) from replaykit.in_doubt").fetchone() == (0,)
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has written no intent"):
+            conn.execute("select replaykit.resolve(id, 'a', not_landed => true) from replaykit.runs")
+        conn.execute("update replaykit.runs set state = 'failed', finished_at = now()")
+        assert conn.execute("select replaykit.retry(id) from replaykit.runs").fetchone() == ("pending",)
+
+
+def test_the_scripts_of_each_step_together_make_what_one_script_makes(second_release: str) -> None:
+    """`replaykit db sql --from`."""
+    with psycopg.connect(second_release, autocommit=True) as conn:
+        conn.execute(sql(since="0002").encode())
+        conn.execute(sql("at_once").encode())
+
+        made = [
+            conn.execute(
+                "select c.relname, a.attname, format_type(a.atttypid, null), col_description(c.oid, a.attnum),"
+                " obj_description(c.oid) from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0"
+                " where c.relnamespace = %s::regnamespace order by 1, a.attnum",
+                [schema],
+            ).fetchall()
+            for schema in ("replaykit", "at_once")
+        ]
+    assert made[0] == made[1]
+
+
 def test_an_upgrade_that_was_interrupted_is_done_again(first_release: str) -> None:
     """Its changes stand already; the revision was not written."""
     assert upgrade(first_release)
