@@ -173,7 +173,7 @@ class Effects:
         error = _evidence(intent).get("error")
         if error is None:
             return None
-        text = json.dumps(error)
+        text = json.dumps(error, ensure_ascii=False)
         outcome = Outcome.TIMEOUT if _evidence(intent).get("outcome") == Outcome.TIMEOUT else Outcome.ERROR
         return BodyOutcome(outcome, None, text, decode_error(text), intent.written_at, IntentState.UNKNOWN)
 

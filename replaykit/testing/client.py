@@ -19,7 +19,7 @@ from replaykit.errors import ConfigurationError, RunNotFound
 from replaykit.postgres import mailbox
 from replaykit.postgres.runs import RunResult, Started, StartRow
 from replaykit.postgres.schema import Bound, Statement
-from replaykit.replay.calls import Moment, Workflow
+from replaykit.replay.calls import CURRENT_STEP, Moment, Workflow
 from replaykit.replay.entries import Entry, Kind, Outcome, State
 from replaykit.replay.failures import decode_error
 from replaykit.runtime import client as real
@@ -81,6 +81,8 @@ class Client(real.Client):
         resources: `step.current().resources`.
         now: the start of virtual time, aware; None: the real time.
         workflows: those that are started by name before they were started by function.
+        connection: `step.current().connection()` in bodies of transactional steps, awaited in async ones where its own
+            `commit` is async. What is written over it is the test's affair: nothing here commits it or rolls it back.
 
     Raises:
         ConfigurationError: `now` without a time zone, or a stub for what is no step.
@@ -92,11 +94,12 @@ class Client(real.Client):
         resources: Any = None,
         now: dt.datetime | None = None,
         workflows: Sequence[Workflow[..., Any]] = (),
+        connection: Any = None,
     ) -> None:
         super().__init__()
         self.target = _NoDatabase()
         self._borrower = _NoBorrower()  # type: ignore[assignment]
-        self._engine = Engine(VirtualClock(now), Stubs(stubs), resources)
+        self._engine = Engine(VirtualClock(now), Stubs(stubs), resources, connection)
         self._engine.know(workflows)
         self._engine.client = self
         self._sessions = _Sessions(self._engine)  # type: ignore[assignment]
@@ -140,6 +143,27 @@ class Client(real.Client):
         """Virtual time, aware, in UTC."""
         return moment_of(self._engine.clock.now())
 
+    async def crash(self, run: Handle[Any] | UUID | str | None = None) -> None:
+        """Let the worker of a run die: what its bodies were at is lost, and the run is taken up anew from its journal.
+
+        In a body (a stub, too) this is where it ends: `await step.current().client.crash()` after what it did outside shows what
+        becomes of a call whose outcome was never recorded. Without a worker a run has nothing to lose.
+
+        Args:
+            run: its handle, id or key; None: the run whose body this is.
+
+        Raises:
+            RunNotFound: no run has that id or key.
+            ConfigurationError: no run is named, and this is no body.
+        """
+        self._engine.enter()
+        if run is None:
+            info = CURRENT_STEP.get()
+            if info is None:
+                raise ConfigurationError("crash() outside of a step's body: say which run, as in client.crash(handle)")
+            run = info.run_id
+        await self._engine.crash(self._run_of(run).id)
+
     def steps(self, run: Handle[Any] | UUID | str) -> Mapping[str, StepRecord]:
         """The steps of a run so far, by key, in the order in which their bodies began.
 
@@ -149,10 +173,13 @@ class Client(real.Client):
         Raises:
             RunNotFound: no run has that id or key.
         """
-        reference = (run._id or run._named or "") if isinstance(run, Handle) else run
-        row = _found(self._engine.memory.find(reference), reference)
+        row = self._run_of(run)
         calls = self._engine.calls.get(row.id, {})
         return _Steps({key: self._record(row, key) for key in calls})
+
+    def _run_of(self, run: Handle[Any] | UUID | str) -> Row:
+        reference = (run._id or run._named or "") if isinstance(run, Handle) else run
+        return _found(self._engine.memory.find(reference), reference)
 
     def _record(self, row: Row, key: str) -> StepRecord:
         call = self._engine.calls[row.id][key]

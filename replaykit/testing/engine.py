@@ -21,7 +21,7 @@ from replaykit.errors import ConfigurationError, OutsideRun, ReplaykitError, Wor
 from replaykit.limits import Settings
 from replaykit.postgres.runs import RunResult
 from replaykit.replay.calls import CURRENT_STEP, Workflow
-from replaykit.replay.driver import Phase, StartBody
+from replaykit.replay.driver import Phase, Reconcile, StartBody
 from replaykit.replay.entries import ClaimedRun, Entry, State, Unit
 from replaykit.replay.execution import current_execution
 from replaykit.replay.requests import CallStep
@@ -33,6 +33,7 @@ from replaykit.runtime.timeouts import TimeIsUp, seconds_left
 from replaykit.runtime.watcher import ENDED
 from replaykit.runtime.writer import Answer
 from replaykit.testing.clock import VirtualClock, moment_of
+from replaykit.testing.lending import LentInMemory
 from replaykit.testing.memory import Memory
 from replaykit.testing.stubs import Stubs
 
@@ -67,6 +68,16 @@ class _Executor(Executor):
         self._engine.begins(self.run.id, action)
         super()._start_body(action, started_at)
 
+    @override
+    def _reconcile(self, action: Reconcile) -> None:
+        self._engine.stubs.replace_reconciler(action.call)
+        super()._reconcile(action)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a reconciler of its is being asked."""
+        return len(self._reconcilers) > 0
+
 
 class Engine:
     """What a testing client and its twins share.
@@ -75,9 +86,10 @@ class Engine:
         clock: virtual time.
         stubs: what is called instead of bodies.
         resources: of `step.current()`.
+        connection: what bodies of transactional steps get; None: nothing.
     """
 
-    def __init__(self, clock: VirtualClock, stubs: Stubs, resources: Any) -> None:
+    def __init__(self, clock: VirtualClock, stubs: Stubs, resources: Any, connection: Any = None) -> None:
         self.memory = Memory()
         self.clock = clock
         self.stubs = stubs
@@ -85,6 +97,7 @@ class Engine:
         self.tries: dict[UUID, Counter[str]] = {}  # the attempt that it was
         self.client: Any = None
         self._resources = resources
+        self._connection = connection
         self._workflows: dict[str, Workflow[..., Any]] = {}
         self._host: asyncio.AbstractEventLoop | None = None
         self._forget()
@@ -211,6 +224,19 @@ class Engine:
             self._loop.call_soon(executor.mail, row.wakes, list(row.mailbox))
         self.work()
 
+    async def crash(self, run_id: UUID) -> None:
+        """Drop a run as the death of its worker does; it is claimed anew. Does not return to the code of its bodies."""
+        info = CURRENT_STEP.get()
+        dies_here = info is not None and info.run_id == run_id and self._body() is not None
+        executor = self._executors.pop(run_id, None)
+        if executor is not None:
+            executor.drop()
+            self.memory.release(run_id, self.clock.now())
+            self.work()
+            self._tell()
+        if dies_here:
+            await self._loop.create_future()  # until the task of the body is cancelled, which has been asked for
+
     def close(self) -> None:
         """Leave the event loop: runs in memory go back to be claimed anew, their bodies are stopped."""
         shop, watch, self._watch = self._shop, self._watch, None
@@ -261,7 +287,7 @@ class Engine:
     def _rests(self, executor: _Executor) -> bool:
         """Whether nothing of the run happens before time moves or another run ends: all its bodies wait for that."""
         driver = executor.driver
-        if driver is None or driver.unit is not None:
+        if driver is None or driver.unit is not None or executor.asks:
             return False
         if executor.bodies:
             return all(self._resting[id(body)] > 0 for body in executor.bodies.values())
@@ -353,6 +379,7 @@ class Engine:
                 valid=lambda: True,
                 congested=lambda: False,
                 left=self._left,
+                lend=lambda call: LentInMemory(call, self._connection),
                 resources=self._resources,
                 client=self.client,
             )

@@ -306,7 +306,10 @@ class Memory:
             row.intents[intent.key, intent.attempt] = replace(intent)
         for closing in unit.closings:
             row.close(closing, now)
-        row.observations += [seen for seen in unit.observations if seen not in row.observations]
+        told = {(seen.key, seen.attempt, seen.kind, seen.id): seen for seen in row.observations}
+        for seen in unit.observations:
+            told.setdefault((seen.key, seen.attempt, seen.kind, seen.id), seen)
+        row.observations = list(told.values())
         if unit.change is not None:
             self._change(row, unit.change, now)
         elif unit.note is not None:

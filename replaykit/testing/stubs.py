@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from replaykit.errors import ConfigurationError
@@ -55,6 +56,13 @@ class Stubs:
             call.function = _as_body(stub_by_name, call.info.is_async)
         elif not hasattr(call.function, _MARK):  # else a try that follows another
             self._real.add(call.name)
+
+    def replace_reconciler(self, call: CallStep) -> None:
+        """Put the stub of this call's reconciler, if there is one, in its place."""
+        for function, stub in self._by_function:
+            if call.policy is not None and call.reconcile == function:
+                call.policy = replace(call.policy, reconcile=_as_body(stub, True))
+                return
 
     def warn_of_unused(self) -> None:
         """A misspelt name means that a real body was called: say so, once."""
