@@ -277,7 +277,8 @@ class Connection:
         self._prepared: set[str] = set()
         self._twin: int | None = None  # of libpq's descriptor
         self._reading = False  # whether it is registered with the loop, by `_wait`
-        self._waiter: asyncio.Future[Ready] | None = None
+        self._waiter: asyncio.Future[list[PGresult]] | None = None
+        self._generator: PQGen[list[PGresult]] | None = None  # what it waits for
         self._process = os.getpid()
 
     async def run(self, statement: Statement, params: dict[str, Any] | None = None) -> list[Row]:
@@ -333,29 +334,39 @@ class Connection:
             self._twin = os.dup(self._raw.pgconn.socket)
         try:
             wanted = next(generator)
-            while True:
-                if wanted & Wait.W:  # a value larger than the socket's buffer
-                    loop.add_writer(self._twin, self._is_ready, Ready.W)
-                if not self._reading:
-                    self._reading = True
-                    loop.add_reader(self._twin, self._is_ready, Ready.R)
-                self._waiter = loop.create_future()
-                try:
-                    ready = await self._waiter
-                finally:
-                    self._waiter = None
-                    if wanted & Wait.W:
-                        loop.remove_writer(self._twin)
-                wanted = generator.send(ready)
         except StopIteration as done:
             results: list[PGresult] = done.value
             return results
+        self._generator, self._waiter = generator, loop.create_future()
+        try:
+            if not self._reading:
+                self._reading = True
+                loop.add_reader(self._twin, self._is_ready, Ready.R)
+            if wanted & Wait.W:  # a value larger than the socket's buffer
+                loop.add_writer(self._twin, self._is_ready, Ready.W)
+            return await self._waiter
+        finally:
+            self._generator = self._waiter = None
+            if wanted & Wait.W:
+                loop.remove_writer(self._twin)
 
     def _is_ready(self, ready: Ready) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(ready)
-        elif ready is Ready.R:  # nobody asked: a notice, or the server says good-bye; whoever asks next reads it
-            self._stop_reading()
+        """Read at once, not when the waiter has its turn: before that the loop looks at the socket again, and would find the
+        same bytes there."""
+        generator, waiter = self._generator, self._waiter
+        if generator is None or waiter is None or waiter.done():
+            if ready is Ready.R:  # nobody asked: a notice, or the server says good-bye; whoever asks next reads it
+                self._stop_reading()
+            return
+        try:
+            wanted = generator.send(ready)
+        except StopIteration as done:
+            waiter.set_result(done.value)
+        except Exception as error:
+            waiter.set_exception(error)
+        else:
+            if ready is Ready.W and not wanted & Wait.W and self._twin is not None:  # all of it is sent
+                waiter.get_loop().remove_writer(self._twin)
 
     def _stop_reading(self) -> None:
         """Leave the socket to psycopg, or to nobody."""

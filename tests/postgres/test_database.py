@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import psycopg
 import pytest
+from psycopg.waiting import Ready
 from structlog.testing import capture_logs
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
@@ -204,6 +205,35 @@ def test_the_hot_statement_says_whether_it_wrote(store: Store) -> None:
     store.admin.execute("create table t (i int)")
     on_connection(store.database.dsn, work)
     assert store.seqs(run.id) == [1, 2]
+
+
+def test_the_hot_statement_takes_more_than_a_socket_does_and_is_not_called_for_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes out in parts; once all of it has, and between statements, the loop does not look for a way to write."""
+    run = store.running()
+    calls: list[Ready] = []
+    is_ready = Connection._is_ready
+
+    def counted(self: Connection, ready: Ready) -> None:
+        calls.append(ready)
+        is_ready(self, ready)
+
+    monkeypatch.setattr(Connection, "_is_ready", counted)
+    long = f'"{"x" * 20_000_000}"'
+
+    async def work(connection: Connection) -> None:
+        assert await connection.wrote(*journal.write_entry(unit(run, step(1, output=long))))
+        assert Ready.W in calls and calls[-1] is Ready.R
+        for seq in range(2, 12):
+            calls.clear()
+            assert await connection.wrote(*journal.write_entry(unit(run, step(seq))))
+            assert calls == [Ready.R]
+        await asyncio.sleep(0.01)
+        assert calls == [Ready.R]
+
+    on_connection(store.database.dsn, work)
+    assert store.seqs(run.id) == list(range(1, 12))
 
 
 @pytest.mark.parametrize("hot", [True, False])
