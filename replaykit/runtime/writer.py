@@ -68,7 +68,10 @@ class Writer:
     @property
     def backlog_bytes(self) -> int:
         """Bytes of payloads that wait for their commit: the measure of back-pressure."""
-        return sum(shard.backlog_bytes for shard in self._shards)
+        total = 0
+        for shard in self._shards:  # asked before each body: a generator costs three times as much
+            total += shard.backlog_bytes
+        return total
 
     async def drained(self) -> None:
         """Wait until every unit has its verdict."""
@@ -108,9 +111,10 @@ class _Shard:
     def put(self, unit: Unit, answer: Answer) -> None:
         size = unit.size
         self.backlog_bytes += size
+        if not self._queue:  # else the first of them has said so
+            self.idle.clear()
+            self._arrived.set()
         self._queue.append((unit, answer, size))
-        self.idle.clear()
-        self._arrived.set()
 
     async def open(self) -> None:
         self._connection = await self._database.connect()
