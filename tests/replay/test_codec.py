@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime as dt
 import fractions
+import functools
 import inspect
 import ipaddress
 import json
@@ -17,14 +18,17 @@ import subprocess
 import sys
 import typing as t
 import uuid
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaykit.errors import NotJournalable
-from replaykit.replay.codec import codec_for, tagged
+from replaykit.replay.codec import Codec, codec_for, tagged
 from replaykit.replay.tags import DEPTH_MAX
 from tests.replay.kinds import (
     BERLIN,
@@ -364,3 +368,53 @@ def test_an_annotated_value_comes_back_the_same_or_is_refused(pair: tuple[Any, A
     assert same(value, twin)
     assert same(twin, codec.decode(text))
     text.encode()
+
+
+_BUILTINS = [
+    dict[str, int],
+    dict[int, str],
+    list[float],
+    list[bool | None],
+    tuple[int, str],
+    tuple[float, ...],
+    dict[str, list[float | None]],
+    t.Annotated[list[int], pydantic.Field(min_length=1)],
+    dict[str, t.Annotated[str, pydantic.Field(max_length=3)]],
+]
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=5)
+    | st.sampled_from([Word.X, Number.ONE, Decimal(1), b"x", bytearray(b"x"), "~type", "\ufdd0", "\0"])
+)
+_JSON_LIKE = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.sets(_SCALARS.filter(lambda x: not isinstance(x, bytearray)), max_size=2)
+        | st.dictionaries(_SCALARS.filter(lambda x: not isinstance(x, bytearray)), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(_BUILTINS), _JSON_LIKE)
+@settings(max_examples=300, deadline=None)
+def test_the_quick_way_of_builtins_says_what_the_other_says(annotation: Any, value: Any) -> None:
+    """Whatever is given for containers of builtins: the same text and the same value, or the same sentence."""
+    codec = codec_for(annotation)
+
+    def outcome(encode: Callable[[Any], tuple[str, Any]]) -> tuple[str, Any]:
+        try:
+            return encode(value)
+        except NotJournalable as refused:
+            return str(refused), None
+
+    text, twin = outcome(codec.encode_checked)
+    slow_text, slow_twin = outcome(functools.partial(Codec.encode_checked, codec))
+
+    assert text == slow_text
+    assert same(twin, slow_twin)
