@@ -385,9 +385,9 @@ def _write_one_with_intent(unit: Unit) -> Bound | None:
 def _one(unit: Unit) -> dict[str, Any]:
     # Numbers go as text: psycopg would choose the parameter's type by the value, and a plan by each combination.
     return {
-        "run_id": unit.run_id,
-        "token": unit.token,
-        "write_id": unit.write_id,
+        "run_id": _hex(unit.run_id),
+        "token": _hex(unit.token),
+        "write_id": _hex(unit.write_id),
         "wakes": _text(unit.wakes),
     }
 
@@ -478,7 +478,7 @@ _NO_CLOSING: Final[dict[str, Any]] = dict.fromkeys(
 
 def parse_verdicts(rows: Iterable[tuple[Any, ...]]) -> dict[UUID, Verdict]:
     """What `write_units` and `write_entry` return, by run."""
-    return {run_id: Verdict(verdict) for run_id, verdict in rows}
+    return {run_id: _VERDICTS[verdict] for run_id, verdict in rows}
 
 
 def recheck(units: Sequence[Unit]) -> Bound:
@@ -534,23 +534,18 @@ def parse_entry(row: Sequence[Any]) -> Entry:
 
 
 def _entry_row(run: str, e: Entry) -> str:
-    """One line of the document, written by hand: a dict and `json.dumps` take three times as long."""
+    """One line of the document, written by hand and at once: a dict and `json.dumps` take four times as long."""
+    input = _quoted(e.input) if e.input is not None else "null"
+    output = _quoted(e.output) if e.output is not None else "null"
+    error = _quoted(e.error) if e.error is not None else "null"
+    digest = _quoted(e.digest) if e.digest is not None else "null"
+    ikey = _quoted(e.idempotency_key) if e.idempotency_key is not None else "null"
+    started_at = e.started_at if e.started_at is not None else "null"
     row = (
         f'{{"run_id":"{run}","seq":{e.seq},"key":{_quoted(e.key)},"name":{_quoted(e.name)},"kind":"{e.kind}",'
-        f'"outcome":"{e.outcome}","attempt":{e.attempt},"at":{e.at}'
+        f'"outcome":"{e.outcome}","attempt":{e.attempt},"input":{input},"output":{output},"error":{error},'
+        f'"digest":{digest},"ikey":{ikey},"started_at":{started_at},"at":{e.at}'
     )
-    if e.input is not None:
-        row += f',"input":{_quoted(e.input)}'
-    if e.output is not None:
-        row += f',"output":{_quoted(e.output)}'
-    if e.error is not None:
-        row += f',"error":{_quoted(e.error)}'
-    if e.digest is not None:
-        row += f',"digest":{_quoted(e.digest)}'
-    if e.idempotency_key is not None:
-        row += f',"ikey":{_quoted(e.idempotency_key)}'
-    if e.started_at is not None:
-        row += f',"started_at":{e.started_at}'
     if e.due_at is not None:
         row += f',"due_at":{e.due_at}'
     if e.mailbox_id is not None:
@@ -705,3 +700,4 @@ def _hex(id: UUID) -> str:
 
 
 _quoted = json.encoder.encode_basestring_ascii
+_VERDICTS: Final = {str(verdict): verdict for verdict in Verdict}  # a sixth of the time that calling the class takes
