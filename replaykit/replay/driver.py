@@ -107,7 +107,7 @@ class Phase(StrEnum):
     BROKEN = "broken"  # this worker's, to be held at once: the journal or the database refused a unit for good
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as CancelBody is: one is made for each step, and that takes four times as long
 class StartBody:
     """Run the body of this call.
 
