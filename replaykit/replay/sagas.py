@@ -16,14 +16,11 @@ import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from replaykit.errors import ConfigurationError
 from replaykit.replay.entries import Entry, Outcome
-from replaykit.replay.requests import CallStep
-
-if TYPE_CHECKING:
-    from replaykit.replay.execution import Execution
+from replaykit.replay.requests import CallStep, Pending
 
 __all__ = ["CURRENT_SAGA", "Owed", "Saga", "SagaBlock", "owing_saga"]
 
@@ -44,6 +41,23 @@ class Owed:
         return self.call.key
 
 
+class Undoer(Protocol):
+    """The execution, as a saga sees it."""
+
+    async def outcomes(self, awaited: Callable[[], bool]) -> None:
+        """Wait as long as `awaited()`, and for every call with an effect that was given up."""
+
+    async def compensate(self, saga: Saga) -> None:
+        """Undo what a saga owes; no cancel stops that half-way."""
+
+    def undoing(self, owed: Owed, saga: Saga) -> Pending[Any]:
+        """The step that undoes another."""
+        ...
+
+    def hold(self, reason: str) -> None:
+        """The run cannot go on."""
+
+
 @dataclass(eq=False, slots=True)
 class Saga:
     """What one `async with saga():` owes.
@@ -58,7 +72,7 @@ class Saga:
         undoing: it was left by an exception: it owes nothing new.
     """
 
-    execution: Execution
+    execution: Undoer
     outer: Saga | None
     owed: list[Owed] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
@@ -115,7 +129,7 @@ class Saga:
                     f"({type(error).__name__}: {error}); undone: {', '.join(self.undone) or 'nothing'}; not undone: "
                     f"{', '.join([owed.key, *self.keys_owed])}"
                 )
-                await self.execution.loop.create_future()
+                await asyncio.get_running_loop().create_future()
             with contextlib.suppress(Exception):  # a person let it fail: the rest is undone all the same
                 await asked
 
@@ -132,7 +146,7 @@ CURRENT_SAGA: Final[contextvars.ContextVar[Saga | None]] = contextvars.ContextVa
 class SagaBlock:
     """`async with saga():` in a workflow. Use it once."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Undoer) -> None:
         self._saga = Saga(execution, CURRENT_SAGA.get())
         self._entered = False
 
