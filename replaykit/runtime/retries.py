@@ -199,7 +199,7 @@ def after_result(call: CallStep, value: Any, started_at: int, settings: Settings
     """A body returned. `Tried`: `retry=` is to be asked about it; never about the result of an irreversible step, which is a
     deed whatever it looks like."""
     outcome = result_outcome(call.info, value, started_at, settings)
-    if call.has_intent:
+    if call.has_intent or call.compensates is not None:
         outcome.landed = IntentState.LANDED
     if outcome.error is None and call.retry is not None and call.effect is not Effect.IRREVERSIBLE:
         return Tried(outcome, None, value) if looks_at_results(call.retry) else outcome
