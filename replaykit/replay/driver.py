@@ -42,6 +42,7 @@ from uuid import UUID
 
 from replaykit.errors import InDoubt
 from replaykit.limits import BATCH_ENTRIES_MAX, RETRY_WAIT_SECONDS_MAX, Settings
+from replaykit.replay.codec import misfit as unfit
 from replaykit.replay.effects import Answer, Doubt, Effects, failure, misfit
 from replaykit.replay.entries import (
     FOREVER_US,
@@ -419,7 +420,7 @@ class Driver:
             and not self._draining
             and execution.hold_reason is None
             and execution.ended is None
-            and not self.in_flight[key].abandoned
+            and (not self.in_flight[key].abandoned or self._effects.began_before(key))
         )
         if not wanted:
             call = self.in_flight.pop(key, None)
@@ -575,7 +576,7 @@ class Driver:
         if self.unit is not None or self.phase is not Phase.ACTIVE:
             return None
         effects = self._effects
-        if effects.written and (self._draining or self.execution.hold_reason is not None):
+        if effects.known and (self._draining or self.execution.hold_reason is not None):
             self._withdraw_written()
         if not self._entries and self.in_flight and not effects.outgoing and self._may_wait():
             return None
@@ -620,6 +621,8 @@ class Driver:
         """Bodies that were to begin do not begin in a run that is held or handed back."""
         for key in list(self._effects.written):
             self._effects.withdraw(key)
+        for intent in self._effects.lapsed:
+            self._effects.close_unbegun(intent)
 
     def _may_wait(self) -> bool:
         """Whether there is nothing to say before a body ends."""
@@ -974,6 +977,9 @@ class Driver:
         if doubtful is not None:
             self._ask(doubtful)
         elif call.abandoned and unsettled is None:
+            for intent in effects.lapsed:
+                if intent.key == key:
+                    effects.close_unbegun(intent)
             self._record_cancelled(call, None)
         elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
             self.execution.hold(
@@ -1134,11 +1140,12 @@ class Driver:
             try:
                 value = call.info.decode_result(json.dumps(body.get("value"), ensure_ascii=False))
                 outcome = result_outcome(call.info, value, doubt.intent.written_at, self._settings)
-            except Exception as misfit:
-                outcome = error_outcome(misfit, 0)
-            if outcome.outcome is Outcome.OK:
-                return Answer(IntentState.LANDED, outcome, "", by, comment, letter.id)
-            reason = f"what {by} said it returned does not fit {call.name} ({_error_of(outcome)})"
+                if outcome.outcome is Outcome.OK:
+                    return Answer(IntentState.LANDED, outcome, "", by, comment, letter.id)
+                why = _error_of(outcome)
+            except Exception as refused:
+                why = unfit(refused)  # its own words would quote the value
+            reason = f"what {by} said it returned does not fit {call.name} ({why})"
             return Answer(IntentState.UNKNOWN, None, reason, by, misfit=letter.id)
         error = body.get("error")
         if error is None:
