@@ -75,10 +75,11 @@ class Doubt:
 
 @dataclass(slots=True)
 class Written:
-    """An intent of this worker's whose body has not begun."""
+    """An intent of this worker's whose body has not begun. `before`: what was known of the step's calls."""
 
     call: CallStep
     intent: Intent
+    before: Intent | None = None
     sent: bool = False
     committed: bool = False
 
@@ -103,6 +104,7 @@ class Effects:
     _last: dict[str, Intent] = field(default_factory=dict)
     _first_at: dict[str, int] = field(default_factory=dict)  # by idempotency key: since when the other side knows it
     _unbegun: set[tuple[str, int]] = field(default_factory=set)
+    _ours: set[tuple[str, int]] = field(default_factory=set)  # attempts that nobody can have begun before this claim
     _intents: list[tuple[int, Intent]] = field(default_factory=list)  # with the seq that they must not come before
     _closings: list[tuple[int, Closing]] = field(default_factory=list)
     _observations: list[Observation] = field(default_factory=list)
@@ -195,10 +197,12 @@ class Effects:
 
     def write(self, call: CallStep, intent: Intent, seq: int) -> None:
         """An intent for the next unit; its body begins once it is committed. Not before the entry of that seq."""
+        before = self._last.get(call.key)
         self._note(intent)
         self._unbegun.discard((intent.key, intent.attempt))
+        self._ours.add((intent.key, intent.attempt))
         self._intents.append((seq, intent))
-        self.written[call.key] = Written(call, intent)
+        self.written[call.key] = Written(call, intent, before)
         self.outgoing = True
 
     def insert(self, intent: Intent, seq: int) -> None:
@@ -216,11 +220,28 @@ class Effects:
             self.close_unbegun(written.intent)
         else:  # it goes as if it had never been
             self._intents = [(seq, i) for seq, i in self._intents if i is not written.intent]
-            self._unbegun.add((key, written.intent.attempt))
+            del self._last[key]
+            if written.before is not None:
+                self._last[key] = written.before
+                if written.before.attempt == written.intent.attempt:
+                    self._unbegun.add((key, written.intent.attempt))
         return True
 
+    def began_before(self, key: str) -> bool:
+        """Whether the step's intent is open since an earlier claim: a call of it may have landed, whatever is not begun here."""
+        last = self._last.get(key)
+        return last is not None and last.state == IntentState.OPEN and (key, last.attempt) not in self._ours
+
+    @property
+    def lapsed(self) -> list[Intent]:
+        """Intents whose bodies have not begun, and that an earlier driver of this claim left open."""
+        last = self._last
+        return [i for key, n in self._unbegun if (i := last.get(key)) and i.attempt == n and i.state == IntentState.OPEN]
+
     def close_unbegun(self, intent: Intent) -> None:
-        """An intent whose body has not begun and will not begin here: it did not happen."""
+        """An intent whose body has not begun and will not begin here: it did not happen, unless it began before."""
+        if self.began_before(intent.key):
+            return
         self._unbegun.add((intent.key, intent.attempt))
         evidence = json.dumps({_UNBEGUN: True})
         self.close(Closing(intent.key, intent.attempt, IntentState.NOT_LANDED, evidence=evidence), 0)
@@ -277,6 +298,7 @@ class Effects:
             self._unbegun.add((written.intent.key, written.intent.attempt))
         for key, attempt in old._unbegun:
             self._unbegun.add((key, attempt))
+        self._ours |= old._ours
         self.ended = old.ended
         for key, doubt in old.asking.items():
             call, last = asked.get(key), self._last.get(key)
@@ -292,8 +314,9 @@ def failure(outcome: BodyOutcome) -> str:
 
 
 def misfit(intent: Intent) -> int:
-    """Up to which mailbox id words on it were found not to fit: they count no more."""
-    return int(_evidence(intent).get("misfit", 0))
+    """Up to which mailbox id words on it count no more: they did not fit, or let it fail before a retry."""
+    found = _evidence(intent)
+    return max(int(found.get("misfit") or 0), int(found.get("mailbox_id") or 0))
 
 
 def _evidence(intent: Intent) -> dict[str, Any]:

@@ -401,6 +401,20 @@ def test_a_value_that_does_not_fit_holds_the_run_again_and_another_word_counts()
     assert story.play().result == 5
 
 
+def test_a_call_that_a_person_let_fail_is_asked_about_anew_after_a_retry() -> None:
+    """Nobody knows more than before: it is not made again, and the old word does not count twice."""
+    story = died_in_the_call(pays).play()
+    story.resolve("charge", "fail")
+    assert story.play().state is State.FAILED
+
+    story.retry()
+    assert story.play().state is State.HELD
+    story.resolve("charge", "landed", value=3)
+
+    assert story.play().result == 3
+    assert len(story.began) == 1
+
+
 def test_retry_of_a_run_in_doubt_asks_its_reconciler_again() -> None:
     """The shop may have opened meanwhile."""
     story = died_in_the_call(pays_and_can_ask).play()
