@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +25,15 @@ COMMAND: Final = "import sys; from replaykit.interfaces.cli import main; sys.arg
 class WorkerProcess:
     """One `replaykit worker`: a parent with children. Its log is a file of JSON lines."""
 
-    def __init__(self, log: Path, dsn: str, outside: str, flags: tuple[str, ...]) -> None:
+    def __init__(self, log: Path, module: str, env: Mapping[str, str], flags: tuple[str, ...]) -> None:
         self._log = log
         self._read = 0
         self._events: list[dict[str, Any]] = []
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, "worker", MODULE, "--log-format", "json", *flags],
+                [sys.executable, "-c", COMMAND, "worker", module, "--log-format", "json", *flags],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "REPLAYKIT_DATABASE_URL": dsn, OUTSIDE: outside},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **env},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -100,18 +101,21 @@ class WorkerProcess:
 
 
 class Crew:
-    """The workers of a test."""
+    """The workers of a test. `env` is added to their environment."""
 
-    def __init__(self, folder: Path, dsn: str, outside: str) -> None:
+    def __init__(
+        self, folder: Path, dsn: str, outside: str, *, module: str = MODULE, env: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder
-        self._outside = outside
+        self._module = module
+        self._env = {OUTSIDE: outside, **(env or {})}
         self.dsn = dsn
         self.workers: list[WorkerProcess] = []
 
     def hire(self, *flags: str) -> WorkerProcess:
         """Start a `replaykit worker` with these flags."""
         log = self._folder / f"worker-{len(self.workers)}.log"
-        worker = WorkerProcess(log, self.dsn, self._outside, flags)
+        worker = WorkerProcess(log, self._module, {**self._env, "REPLAYKIT_DATABASE_URL": self.dsn}, flags)
         self.workers.append(worker)
         return worker
 
