@@ -106,6 +106,8 @@ def draw_run(report: Row) -> RenderableType:
 
 def _doubts(report: Row) -> list[RenderableType]:
     """The calls in doubt: when each may have landed, by what it is found outside, and how to say what became of it."""
+    if report["run"]["state"] in ("pending", "running"):  # somebody has had a word, or a reconciler is asked
+        return []
     seen = report.get("observed") or ()
     parts: list[RenderableType] = []
     for doubt in report.get("doubts") or ():
@@ -283,7 +285,7 @@ def _entry(entry: Row, *, by: str | None, aside: bool) -> list[Text]:
         Text(_clock(entry["at"]), "dim"),
         Text(duration(took)),
         Text(str(entry["attempt"]) if entry["kind"] == "step" else "", "" if entry["attempt"] == 1 else "yellow"),
-        Text(_error_line(entry["error"]), "red") if failed and entry["error"] else _result(entry, by),
+        _failure(entry, by) if failed and entry["error"] else _result(entry, by),
     ]
 
 
@@ -325,8 +327,17 @@ def _result(entry: Row, by: str | None) -> Text:
         return Text(f"retried: {_set_aside(entry['to_seq'], entry['seq'])}{asked}", "yellow")
     if entry["output"] is None and entry["outcome"] != "ok":
         return Text(entry["outcome"])
-    result = Text(one_line(entry["output"], 80))
+    result = _said_by(Text(one_line(entry["output"], 80)), by)
     return result.append(f"  of entry {entry['reuses']}", "dim") if entry["reuses"] is not None else result
+
+
+def _failure(entry: Row, by: str | None) -> Text:
+    return _said_by(Text(_error_line(entry["error"]), "red"), by)
+
+
+def _said_by(text: Text, by: str | None) -> Text:
+    """What became of a call in doubt, with the person who has said so."""
+    return text.append(f"  says {by}", "yellow") if by else text
 
 
 def _set_aside(first: int, rewind: int) -> str:
@@ -339,14 +350,28 @@ def _set_aside(first: int, rewind: int) -> str:
 def _request(request: Row, run: Row) -> str:
     """`cancel by ada (3 s ago)`, and what came of it."""
     by = f" by {request['sent_by']}" if request["sent_by"] else ""
-    text = f"{request['kind']}{by} ({ago(request['sent_at'])})"
-    if isinstance(request["body"], dict) and request["body"].get("accept"):
-        text += f", accepting {request['body']['accept']}"
+    body = request["body"] if isinstance(request["body"], dict) else {}
+    of = f" of {request['name']}" if request["kind"] == "resolve" else ""
+    text = f"{request['kind']}{of}{by} ({ago(request['sent_at'])})"
+    if body.get("accept"):
+        text += f", accepting {body['accept']}"
+    if body.get("word"):
+        text += f": {_word(body)}"
     if request["entry"] is not None:
         text += f": entry {request['entry']}"
     elif request["kind"] == "cancel" and run["state"] in ("succeeded", "failed", "continued"):
         text += ": it came too late"
     return text
+
+
+def _word(body: Row) -> str:
+    """`landed with {"cents": 5} (saw it)`."""
+    if body["word"] == "landed":
+        said = f"landed with {one_line(body.get('value'), 80)}"
+    else:
+        error = body.get("error")
+        said = "not landed" if body["word"] == "not_landed" else f"fail with {_error_line(error)}" if error else "fail"
+    return f"{said} ({body['comment']})" if body.get("comment") else said
 
 
 def _attempt(attempt: Row, *, last: bool) -> RenderableType:

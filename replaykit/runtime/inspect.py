@@ -122,6 +122,9 @@ class Inspector:
         runs, journal, intents, attempts, observations, requests = self._ask(
             lambda c: [parse_rows(rows) for rows in c.run_all(bounds)]
         )
+        answers = {entry["mailbox_id"]: entry["seq"] for entry in journal if entry["mailbox_id"] is not None}
+        for request in requests:
+            request["entry"] = answers.get(request["id"])  # of a word on a step, too
         return {
             "run": self._one(runs, run_id),
             "journal": journal,
