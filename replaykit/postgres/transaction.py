@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
@@ -150,7 +151,8 @@ class Connections:
         self._in_background(transaction.roll_back())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="replaykit_step_connection")
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name="replaykit_step_connection", context=contextvars.Context())  # no body's
         self._tidying.add(task)
         task.add_done_callback(self._tidied)
 

@@ -122,6 +122,9 @@ class Shop:
     congested: Callable[[], bool]  # whether too much waits to be written: no body begins meanwhile
     left: Callable[[Executor, Phase], None]
     lend: Callable[[CallStep], Lent]  # to the body of a transactional step
+    attentive: Callable[
+        [Unit, Answer], Answer
+    ]  # of what does not go through `put`: an answer that the worker hears, too
     resources: Any = None
     client: Any = None
     ended_runs: int = 0
@@ -153,7 +156,7 @@ class Executor:
         self.postponed: list[StartBody | Reconcile] = []
         self._observations = Observations(run.id, self._host, shop.clock.now, self.tick)
         self._reconcilers = Reconcilers(run.id, shop.settings, self._reconciled, self._reconcile_stopped)
-        self._within = Within(run.id, shop.lend, self._verdict)
+        self._within = Within(run.id, shop.lend)
         self._said: list[tuple[str, int, Said]] = []  # by reconcilers while the journal was read again
         self._mail: tuple[int, list[Mail]] | None = None  # came while the journal was read
         self._draining = False
@@ -376,7 +379,7 @@ class Executor:
         unit = driver.next_unit()
         if unit is not None:
             if unit.within is not None:
-                self._within.write(unit)
+                self._within.write(unit, self.shop.attentive(unit, self._verdict))
             else:
                 self.shop.put(unit, self._verdict)
         if driver.execution.loop.problems:

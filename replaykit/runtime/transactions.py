@@ -13,6 +13,7 @@ body runs again unless its entry is there.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import random
 import time
@@ -213,20 +214,14 @@ class Within:
     Args:
         run_id: whose.
         lend: makes what a body may ask for a connection.
-        answer: called with the verdict on a unit, from a plain callback.
         chance: between 0 and 1.
     """
 
     def __init__(
-        self,
-        run_id: UUID,
-        lend: Callable[[CallStep], Lent],
-        answer: Answer,
-        chance: Callable[[], float] = random.random,
+        self, run_id: UUID, lend: Callable[[CallStep], Lent], chance: Callable[[], float] = random.random
     ) -> None:
         self._run_id = run_id
         self._lend = lend
-        self._answer = answer
         self._chance = chance
         self._kept: dict[str, Lent] = {}
         self._failures: dict[str, int] = {}  # commits in a row that the database refused
@@ -261,19 +256,21 @@ class Within:
         for key in list(self._kept):
             self.forget(key)
 
-    def write(self, unit: Unit) -> None:
-        """Write a unit over the transaction of the body that it names."""
+    def write(self, unit: Unit, answer: Answer) -> None:
+        """Write a unit over the transaction of the body that it names; `answer` is called from a plain callback."""
         assert unit.within is not None
         lent = self._kept.pop(unit.within, None)
         host = asyncio.get_running_loop()
         if lent is None:  # forgotten: the journal says what stands
-            host.call_soon(self._answer, Verdict.STALE, None)
+            host.call_soon(answer, Verdict.STALE, None)
             return
-        task = host.create_task(self._write(lent, unit, unit.within), name="replaykit_commit_within")
+        writing = self._write(lent, unit, unit.within, answer)
+        # Not in the context of the body, whose end may be what is being handled.
+        task = host.create_task(writing, name="replaykit_commit_within", context=contextvars.Context())
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _write(self, lent: Lent, unit: Unit, key: str) -> None:
+    async def _write(self, lent: Lent, unit: Unit, key: str, answer: Answer) -> None:
         try:
             commit = await lent.commit(unit)
         except Exception as error:  # never without a verdict
@@ -287,4 +284,4 @@ class Within:
                 del self._failures[key]
                 self._errors[key] = commit.error
             await asyncio.sleep(pause_seconds(failures, self._chance()))
-        asyncio.get_running_loop().call_soon(self._answer, commit.verdict, commit.words)
+        asyncio.get_running_loop().call_soon(answer, commit.verdict, commit.words)

@@ -266,6 +266,7 @@ class Worker:
             congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
             left=self._left,
             lend=lambda call: BodyTransaction(connections, call),
+            attentive=self._attentive,
             resources=resources,
             client=self._client,
             leftovers=leftovers,
@@ -634,11 +635,14 @@ class Worker:
         return 0
 
     def _put(self, unit: Unit, answer: Answer) -> None:
-        """`Writer.put` in a worker that may have suspects in memory: whether they get further is what it waits for."""
+        """`Writer.put` in a worker that may have suspects in memory."""
+        self._writer.put(unit, self._attentive(unit, answer))
+
+    def _attentive(self, unit: Unit, answer: Answer) -> Answer:
+        """An answer that the worker hears, too, if the run is a suspect: whether it gets further is what it waits for."""
         suspects, cleared = self._suspects, self._cleared
         if not (suspects or cleared) or (unit.run_id not in suspects and unit.run_id not in cleared):
-            self._writer.put(unit, answer)
-            return
+            return answer
 
         def answered(verdict: Verdict, words: str | None) -> None:
             answer(verdict, words)
@@ -651,7 +655,7 @@ class Worker:
                 self._suspects.discard(unit.run_id)
                 self._begin_task(self._clear(executor), "replaykit_clear")
 
-        self._writer.put(unit, answered)
+        return answered
 
     async def _clear(self, executor: Executor) -> None:
         """A run that got further is no suspect any more: it makes room for the next, and goes on among the others."""

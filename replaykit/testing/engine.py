@@ -380,6 +380,7 @@ class Engine:
                 congested=lambda: False,
                 left=self._left,
                 lend=lambda call: LentInMemory(call, self._connection),
+                attentive=lambda unit, answer: answer,
                 resources=self._resources,
                 client=self.client,
             )

@@ -997,6 +997,58 @@ async def test_through_a_pooler_too(dsn: str, rows: Rows) -> None:
     assert rows.ask(TOGETHER) == [(3,)]
 
 
+async def says_much() -> str:
+    """What quotes, escapes and formats could stumble over."""
+    await (await step.current().connection()).execute(ORDER, ("ink", 1))
+    return STUMBLING
+
+
+STUMBLING = "'; commit; -- \\ \\' \" %s %(units)s %% $1 \u00fc \U0001f4d2 {schema} \n"
+
+
+async def test_any_result_goes_through_the_message_as_it_is(dsn: str, rows: Rows) -> None:
+    """It is a piece of text in a statement there."""
+    _, result = await run(dsn, ask, "says_much")
+
+    assert result == STUMBLING
+    assert rows.ask(TOGETHER) == [(1,)]
+
+
+async def only_reads() -> int:
+    """And forbids its transaction to write."""
+    begun()
+    conn = await step.current().connection()
+    await conn.execute("set transaction read only")
+    return 1
+
+
+async def test_a_commit_that_the_database_refuses_again_and_again_is_the_steps_error(dsn: str, rows: Rows) -> None:
+    """After so many tries, each of which ran the body: nothing was committed."""
+    handle, error = await run(dsn, ask, "only_reads")
+
+    assert isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+    assert calls(handle, "only_reads") == 10
+    assert [e.outcome for e in rows.entries(handle.id)] == ["error"]
+
+
+@workflow
+async def two(what: str) -> int:
+    """One step after another; the second one waits."""
+    return await transactional(over_psycopg, what) + await transactional(waits, what)
+
+
+async def test_a_transactional_step_clears_a_suspect(dsn: str, rows: Rows) -> None:
+    """Its entry is progress like any other."""
+    async with Client(dsn) as client:
+        handle = await client.start(two, "ink")
+        rows.ask("update runs set suspect = true")
+        async with Worker(client, workflows=[two]):
+            await fact(lambda: calls(handle, "waits") == 1, "the second step waits")
+            await fact(lambda: rows.ask("select 1 from runs where not suspect"), "it is no suspect any more")
+            GATES[str(handle.id)].set()
+            assert await outcome(handle) == 2
+
+
 async def test_a_closed_pool_gives_nothing(dsn: str) -> None:
     """A thread that outlives its worker gets a sentence."""
     connections = Connections(Database(dsn, name="step"), 1)
