@@ -94,7 +94,7 @@ def draw_run(report: Row) -> RenderableType:
         parts.append(_sentence("waits", f"for a worker: {missing}", "magenta"))
     parts += _doubts(report)
     if run["state"] == "held":
-        parts += [_sentence("undone", _undone(entry), "yellow") for entry in report.get("undone") or ()]
+        parts += [_undone(entry) for entry in report.get("undone") or ()]
     if run["reason"]:
         parts.append(_sentence("held" if run["state"] == "held" else "reason", run["reason"], "yellow"))
     if run.get("error") is not None:
@@ -152,6 +152,7 @@ def _not_undone(run: Row, doubt: Row, evidence: Row) -> tuple[str, list[str]]:
     return what, [
         f"replaykit retry {run['id']}   # {doubt['name']} runs again",
         _command("resolve", run, doubt["key"], "--landed null", "it is undone: go on"),
+        _command("resolve", run, doubt["key"], "--fail", "it cannot be undone: go on with the rest"),
     ]
 
 
@@ -163,10 +164,12 @@ def _command(verb: str, run: Row, key: str, option: str, what: str) -> str:
     return f"replaykit {verb} {run['id']} {word} {option}   # {what}"
 
 
-def _undone(entry: Row) -> str:
-    """An undoing that the journal holds."""
-    done = "" if entry["outcome"] == "ok" else f": {entry['outcome']}"
-    return f"{entry['key'].removeprefix(_UNDO)} by {entry['name']} (entry {entry['seq']}){done}"
+def _undone(entry: Row) -> RenderableType:
+    """An undoing that the journal holds: done, or let fail by a person."""
+    key, how = entry["key"].removeprefix(_UNDO), f"{entry['name']} (entry {entry['seq']})"
+    if entry["outcome"] == "ok":
+        return _sentence("undone", f"{key} by {how}", "yellow")
+    return _sentence("not", f"undone: {key}, {how} failed", "red")
 
 
 def _missing(report: Row) -> str | None:

@@ -242,11 +242,11 @@ def test_an_open_call_of_a_held_run_is_in_doubt(cli: Cli, sql: Sql) -> None:
 def test_what_was_and_was_not_undone_is_drawn(cli: Cli, sql: Sql) -> None:
     """Of a held run: the entries of its undoings, and the one that failed, with the way out."""
     run_id = held_run(sql)
-    for seq, key in enumerate(("pay", "ship#2"), 1):
+    for seq, (key, outcome) in enumerate((("pay", "ok"), ("ship#2", "ok"), ("post", "error")), 1):
         sql.execute(
-            "insert into journal (run_id, seq, key, name, kind, outcome, at, write_id)"
-            " values (%s, %s, %s, 'give_back', 'step', 'ok', now(), gen_random_uuid())",
-            (run_id, seq, f"~undo:{key}"),
+            "insert into journal (run_id, seq, key, name, kind, outcome, error, at, write_id)"
+            " values (%s, %s, %s, 'give_back', 'step', %s, %s, now(), gen_random_uuid())",
+            (run_id, seq, f"~undo:{key}", outcome, Json(ERROR) if outcome == "error" else None),
         )
     intent(sql, run_id, "~undo:reserve", name="release", effect="repeatable", evidence=Json({"error": ERROR}))
 
@@ -254,10 +254,12 @@ def test_what_was_and_was_not_undone_is_drawn(cli: Cli, sql: Sql) -> None:
 
     assert "undone  pay by give_back (entry 1)" in drawn
     assert "undone  ship#2 by give_back (entry 2)" in drawn
+    assert "not     undone: post, give_back (entry 3) failed" in drawn
     assert "doubt   reserve is not undone: release failed " in drawn
     assert "it ended with bank.Timeout: no answer (shop.py:7)" in drawn
     assert f"replaykit retry {run_id}   # release runs again" in drawn
     assert f"replaykit resolve {run_id} '~undo:reserve' --landed null   # it is undone: go on" in drawn
+    assert f"replaykit resolve {run_id} '~undo:reserve' --fail   # it cannot be undone: go on with the rest" in drawn
 
 
 def test_json_has_all_of_it(cli: Cli, sql: Sql) -> None:

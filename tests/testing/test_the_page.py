@@ -42,4 +42,4 @@ def test_the_tutorials_tests_pass(tmp_path: Path) -> None:
     )
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "5 passed" in ran.stdout
+    assert "6 passed" in ran.stdout

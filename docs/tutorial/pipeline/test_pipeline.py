@@ -14,7 +14,7 @@ import pytest
 from pipeline import Summary, publish, publish_docs
 from receiver import Receiver
 
-from replaykit import Client, RunFailed, Worker, step, testing
+from replaykit import Client, Landed, NotLanded, RunFailed, StepInfo, Worker, step, testing, workflow
 
 
 @pytest.fixture
@@ -94,6 +94,44 @@ def test_a_refused_document_is_sent_again_under_its_own_key(folder: str) -> None
 
     assert (published.attempts, published.outcome, published.result) == (2, "ok", "a.md")
     assert keys[0] == keys[1] == published.idempotency_key
+
+
+async def find_invoice(info: StepInfo) -> Landed[str] | NotLanded:
+    """Asks the bookkeeping; below, a stub does."""
+    raise NotImplementedError
+
+
+@step.policy(effect="irreversible", reconcile=find_invoice)
+async def send_invoice(order: str) -> str:
+    """Sends it; below, a stub does."""
+    raise NotImplementedError
+
+
+@workflow
+async def bill(order: str) -> str:
+    """One call that must not happen twice."""
+    return await step(send_invoice, order)
+
+
+def test_an_invoice_that_went_out_is_not_sent_again() -> None:
+    """The worker dies after the call and before its outcome is recorded."""
+    sent: dict[str, str] = {}
+
+    async def send_and_die(order: str) -> str:
+        sent[step.current().idempotency_key] = f"invoice of {order}"
+        await step.current().client.crash()
+        raise AssertionError("nobody is here any more")
+
+    async def find(info: StepInfo) -> Landed[str] | NotLanded:
+        invoice = sent.get(info.idempotency_key)
+        return NotLanded() if invoice is None else Landed(invoice)
+
+    async def run() -> str:
+        async with testing.Client(stubs={send_invoice: send_and_die, find_invoice: find}) as client:
+            return await (await client.start(bill, "order-42")).result()
+
+    assert asyncio.run(run()) == "invoice of order-42"
+    assert len(sent) == 1
 
 
 def test_a_repeated_request_is_known_to_the_receiver(receiver: Receiver) -> None:
