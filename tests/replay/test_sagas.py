@@ -253,6 +253,26 @@ def test_a_call_that_was_given_up_and_landed_is_undone() -> None:
     assert story.states == {"book": ["compensated"]}
 
 
+def test_a_plain_step_that_was_given_up_is_neither_waited_for_nor_undone() -> None:
+    """Its body is stopped and nothing is recorded: declare an effect where that is not enough."""
+
+    @workflow
+    async def grouped() -> None:
+        async with saga():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(reserve(echo, 1))
+                group.create_task(ship(echo, 2))
+
+    story = Story(grouped, answer=failing("ship"))
+    story.until(lambda s: len(s.bodies) == 2)
+    story.end("ship")
+    story.play()
+
+    assert story.state is State.FAILED
+    assert sorted(begun(story)) == ["reserve", "ship"]
+    assert story.given_up == ["reserve"]
+
+
 def test_what_an_inner_saga_owed_the_outer_one_owes_on() -> None:
     """Ended well is not ended for good."""
 
