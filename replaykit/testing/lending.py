@@ -49,7 +49,7 @@ class LentInMemory:
         if self._connection is None:
             raise ConfigurationError(
                 f"connection() in step {self._call.key}: runs in memory have no database; give the bodies one with"
-                " testing.Client(connection=...), replace the step with stub={...}, or test it on a database of its own"
+                " testing.Client(connection=...), replace the step with stubs={...}, or test it on a database of its own"
             )
         return connector(self._connection)(kind)
 
