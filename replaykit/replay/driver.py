@@ -339,7 +339,10 @@ class Driver:
         row = self._attempt(call, outcome, wait_seconds)
         self._close_try(call, outcome)
         self._tries.record(row)
-        self._tries.wait(call, row, committed=False, lingering=lingering)
+        if call.abandoned and call.effect is not None:
+            self._given_up.append(call)  # nobody waits for another try
+        else:
+            self._tries.wait(call, row, committed=False, lingering=lingering)
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
 
@@ -435,6 +438,8 @@ class Driver:
             return
         del self._effects.asking[key]
         self._see(now)
+        if self.execution.loop.timers or self._letters.open:
+            self._deliver_due()
         self._take_answer(doubt, answer)
         self._go_on(now)
 
@@ -510,6 +515,10 @@ class Driver:
         if old._effects.known or old._effects.outgoing or unseen:
             self._effects.adopt(old._effects, unseen, asked)
         self._tries.adopt((*(old.unit.attempts if old.unit is not None else ()), *old._tries.rows))
+        failed = {(row.key, row.attempt) for row in self._tries.rows}
+        for closing in (*(old.unit.closings if old.unit is not None else ()), *old._effects.closings):
+            if (closing.key, closing.attempt) in failed:
+                self._effects.close(closing, 0)
         for key, waits in old._tries.waiting.items():
             row, call = self._tries.last(key), asked.get(key)
             if waits.lingering and row is not None and call is not None and not call.abandoned:
@@ -871,9 +880,11 @@ class Driver:
                 return
             command, _ = waiting.popleft()
             if type(command) is CancelStep:
-                self._tries.waiting.pop(command.key, None)
+                waits = self._tries.waiting.pop(command.key, None)
                 call = self.in_flight.get(command.key)
-                if call is not None and call.effect is not None:
+                if waits is not None and waits.call.effect is not None:
+                    self._given_up.append(waits.call)
+                elif call is not None and call.effect is not None:
                     self._actions.append(Withdraw(command.key))
                 elif self.in_flight.pop(command.key, None) is not None:
                     self._actions.append(CancelBody(command.key))
@@ -1015,7 +1026,9 @@ class Driver:
         """An attempt of a step with an effect, or of an undoing, has ended."""
         intent = self._effects.current(call.key) if call.has_intent else None
         if call.compensates is not None and outcome.landed is IntentState.LANDED and outcome.outcome != Outcome.OK:
-            outcome = BodyOutcome(Outcome.OK, "null", None, None, outcome.started_at)  # nobody gets what an undoing returns
+            outcome = BodyOutcome(
+                Outcome.OK, "null", None, None, outcome.started_at
+            )  # nobody gets what an undoing returns
         if call.compensates is not None and outcome.outcome != Outcome.OK:
             self._undoing_failed(call, intent, outcome)
         elif intent is None:
@@ -1043,14 +1056,22 @@ class Driver:
         self, call: CallStep, outcome: BodyOutcome, closing: Closing | None, mailbox_id: int | None = None
     ) -> None:
         """The step's entry, and what it says of its intent, in one unit."""
-        seq, number = self._last_seq + 1, self._attempt_of(call)
+        seq, number = self._last_seq + 1, closing.attempt if closing is not None else self._attempt_of(call)
         if call.compensates is not None and outcome.outcome == Outcome.OK:
             undone, landed = call.compensates
             if landed:
                 self._effects.close(Closing(undone, landed, IntentState.COMPENSATED), seq)
         if closing is not None:
             self._effects.close(closing, seq)
+        else:
+            self._forget_failure(call, seq)
         self._record_step(call, outcome, mailbox_id, number)
+
+    def _forget_failure(self, call: CallStep, seq: int) -> None:
+        """An undoing without an intent was run again after it had failed: nobody is asked about that any more."""
+        left = self._effects.unsettled(call.key) if call.compensates is not None and not call.has_intent else None
+        if left is not None:
+            self._effects.close(Closing(left.key, left.attempt, IntentState.UNKNOWN, by="retry"), seq)
 
     def _record_cancelled(self, call: CallStep, closing: Closing | None, mailbox_id: int | None = None) -> None:
         self._settle(call, BodyOutcome(Outcome.CANCELLED, None, None, None, self._now), closing, mailbox_id)
@@ -1087,7 +1108,7 @@ class Driver:
             self._settle(call, answer.outcome, closing, answer.mailbox_id)
         elif call.abandoned:
             self._record_cancelled(call, closing, answer.mailbox_id)
-        elif doubt.outcome is not None and call.compensates is None:
+        elif doubt.outcome is not None and call.compensates is None and self._tries.count(call.key) < intent.attempt:
             self._settle(call, doubt.outcome, closing, answer.mailbox_id)
         else:
             self._effects.close(closing, self._last_seq)
@@ -1118,11 +1139,13 @@ class Driver:
             closing = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
             self._effects.close(closing, self._last_seq)
         else:
+            self._forget_failure(call, self._last_seq)
             key, effect = call.idempotency_key, call.effect or Effect.REPEATABLE
             attempt, text = self._attempt_of(call), call.input.text
             state = IntentState.UNKNOWN
             row = Intent(call.key, attempt, call.name, effect, key, text, self._now, state, evidence=evidence)
             self._effects.insert(row, self._last_seq)
+        self._kept[call.key] = call.input.digest, outcome  # should the unit that says so be refused
         undone, owed = call.saga.undone, call.saga.keys_owed
         self._unknown.append(
             f"{call.key}: an undoing failed with {_error_of(outcome)}; undone: "
@@ -1151,7 +1174,9 @@ class Driver:
         if error is None:
             words = f"step {call.key}: nobody knows whether its call landed; {by} let it fail"
             error = json.loads(encode_error(InDoubt(f"{words}: {comment}" if comment else words)))
-        text = json.dumps(error, ensure_ascii=False)  # NUL and the like are written behind a mark, which has to stay one
+        text = json.dumps(
+            error, ensure_ascii=False
+        )  # NUL and the like are written behind a mark, which has to stay one
         at = doubt.intent.written_at
         failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
         return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)

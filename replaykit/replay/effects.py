@@ -236,7 +236,9 @@ class Effects:
     def lapsed(self) -> list[Intent]:
         """Intents whose bodies have not begun, and that an earlier driver of this claim left open."""
         last = self._last
-        return [i for key, n in self._unbegun if (i := last.get(key)) and i.attempt == n and i.state == IntentState.OPEN]
+        return [
+            i for key, n in self._unbegun if (i := last.get(key)) and i.attempt == n and i.state == IntentState.OPEN
+        ]
 
     def close_unbegun(self, intent: Intent) -> None:
         """An intent whose body has not begun and will not begin here: it did not happen, unless it began before."""

@@ -433,6 +433,8 @@ class Execution:
         if call.key in self.open:
             self._awaited -= 1
             self._owed += call.effect is not None
+        if call.effect is None and call.saga is not None:
+            call.saga.gave_up(call)
         self._commands.append(CancelStep(call.key))
 
     def dropped(self, call: CallStep) -> None:

@@ -81,15 +81,19 @@ class Saga:
     ended: bool = False
     undoing: bool = False
 
+    def gave_up(self, call: CallStep) -> None:
+        """The await of a step without an effect was cancelled: it may never have an entry, so nobody waits for one."""
+        saga: Saga | None = self
+        while saga is not None:
+            saga.pending.discard(call.key)
+            saga = saga.outer
+
     def settled(self, call: CallStep, entry: Entry) -> None:
         """A step that was called in it, or an undoing of its own, has its entry."""
         if call.compensates is not None:
             (self.undone if entry.outcome == Outcome.OK else self.not_undone).append(call.compensates[0])
             return
-        saga: Saga | None = self
-        while saga is not None:
-            saga.pending.discard(call.key)
-            saga = saga.outer
+        self.gave_up(call)
         if entry.outcome == Outcome.OK and call.compensate is not None:
             owing = self.owing
             if owing is not None:
