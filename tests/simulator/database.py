@@ -14,22 +14,32 @@ from replaykit.replay.entries import (
     PROTOCOL,
     Attempt,
     ClaimedRun,
+    Closing,
     Entry,
     Finish,
     Hold,
+    Intent,
+    IntentState,
     Kind,
     Mail,
     MailKind,
+    Observation,
     Park,
     State,
     Unit,
     Verdict,
 )
 
-__all__ = ["ENDED", "Database", "Row"]
+__all__ = ["ENDED", "Database", "Mismatch", "Row"]
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 _NEVER = 1 << 62
+_UNSETTLED = frozenset({IntentState.OPEN, IntentState.UNKNOWN, IntentState.NOT_LANDED})
+_KNOWN = frozenset({IntentState.LANDED, IntentState.NOT_LANDED, IntentState.COMPENSATED})
+
+
+class Mismatch(Exception):
+    """An invariant is broken."""
 
 
 @dataclass(slots=True)
@@ -54,6 +64,9 @@ class Row:
     attempts: list[Attempt] = field(default_factory=list)
     mailbox: list[Mail] = field(default_factory=list)
     ends: list[tuple[State, str | None, str | None]] = field(default_factory=list)  # one more with each retry
+    intents: dict[tuple[str, int], Intent] = field(default_factory=dict)  # by step and attempt
+    openers: dict[tuple[str, int], UUID] = field(default_factory=dict)  # write_id of each
+    observations: list[Observation] = field(default_factory=list)
 
     @property
     def rewinds(self) -> list[tuple[int, int]]:
@@ -64,6 +77,11 @@ class Row:
     def delivered(self, until: int, rewinds: list[tuple[int, int]]) -> list[Entry]:
         """Copies of the entries up to that seq which those rewinds have not set aside."""
         return [e for e in self.entries if e.seq <= until and not any(to <= e.seq < at for at, to in rewinds)]
+
+    @property
+    def undone(self) -> list[str]:
+        """Keys of steps that were undone, in that order."""
+        return [e.key.removeprefix("~undo:") for e in self.entries if e.key.startswith("~undo:")]
 
     @property
     def entries(self) -> list[Entry]:
@@ -118,9 +136,42 @@ class Database:
         self.insert(row, unit)
         there = {(a.key, a.attempt) for a in row.attempts}
         row.attempts += [replace(a) for a in unit.attempts if (a.key, a.attempt) not in there]
+        self._act(row, unit)
         self._change(row, unit)
         self.on_commit(row, unit)
         return Verdict.OK
+
+    def _act(self, row: Row, unit: Unit) -> None:
+        """Intents, what becomes of older ones, observations: of several closings of one the last counts."""
+        closings: dict[tuple[str, int], Closing] = {}
+        for closing in unit.closings:
+            at = closing.key, closing.attempt
+            before = closings[at].evidence if at in closings else None
+            closings[at] = replace(closing, evidence=_merged(before, closing.evidence))
+        for intent in unit.intents:
+            at = intent.key, intent.attempt
+            new, own, stands = replace(intent), closings.pop(at, None), row.intents.get(at)
+            if own is not None:
+                self._settle(new, own)
+            if stands is None or (stands.state == IntentState.NOT_LANDED and row.openers[at] != unit.write_id):
+                row.intents[at], row.openers[at] = new, unit.write_id
+        for at, closing in closings.items():
+            stands = row.intents.get(at)
+            if stands is not None:
+                self.close(stands, closing)
+        row.observations += [replace(seen) for seen in unit.observations if seen not in row.observations]
+
+    def close(self, intent: Intent, closing: Closing) -> None:
+        """What becomes of an intent; of one that is known already, nothing but that it was undone."""
+        undone = intent.state == IntentState.LANDED and closing.state == IntentState.COMPENSATED
+        if intent.state not in (IntentState.OPEN, IntentState.UNKNOWN) and not undone:
+            return
+        self._settle(intent, closing)
+
+    def _settle(self, intent: Intent, closing: Closing) -> None:
+        intent.state = closing.state
+        intent.resolved = closing.state in _KNOWN or (closing.resolved and closing.state != IntentState.OPEN)
+        intent.evidence = _merged(intent.evidence, closing.evidence)
 
     def insert(self, row: Row, unit: Unit) -> None:
         """All entries of a unit, or none."""
@@ -177,6 +228,8 @@ class Database:
                 for a in {a.key: a for a in row.attempts}.values()
             ],
             mail=list(row.mailbox),
+            intents=[replace(row.intents[at]) for at in sorted(row.intents) if row.intents[at].state in _UNSETTLED],
+            observations=[replace(seen) for seen in row.observations],
         )
 
     # ------------------------------------------------------------------ everyone else's
@@ -202,13 +255,32 @@ class Database:
             if row.state in (State.WAITING, State.HELD):
                 row.state, row.available_at = State.PENDING, now
 
-    def retry(self, row: Row, now: int) -> None:
+    def retry(self, row: Row, now: int, accept: str | None = None) -> None:
         """`replaykit.retry`."""
         assert row.state in (State.FAILED, State.HELD)
-        body = json.dumps({"from": row.state, "accept": None, "seq": len(row.journal)})
+        assert row.state is State.HELD or not row.undone, "refused: it would go on as if what was undone stood"
+        body = json.dumps({"from": row.state, "accept": accept, "seq": len(row.journal)})
         row.mailbox.append(Mail(len(row.mailbox) + 1, MailKind.RETRY, body, now))
         row.wakes += 1
         row.state, row.reason, row.available_at = State.PENDING, None, now
+
+    def resolve(self, row: Row, intent: Intent, word: str, value: str, now: int) -> bool:
+        """`replaykit.resolve`, of an attempt in doubt. False: it is refused, the attempt has a word already."""
+        assert row.state not in ENDED and row.state is not State.RUNNING
+        evidence = json.loads(intent.evidence or "{}")
+        after = max(evidence.get("misfit", 0), evidence.get("mailbox_id", 0))
+        for letter in row.mailbox:
+            said = json.loads(letter.body or "{}")
+            of = said.get("key"), said.get("attempt")
+            if letter.kind == MailKind.RESOLVE and letter.id > after and of == (intent.key, intent.attempt):
+                return False
+        body = {"key": intent.key, "attempt": intent.attempt, "word": word, "value": json.loads(value), "error": None}
+        body["comment"] = "seen" if word == "fail" else None
+        row.mailbox.append(Mail(len(row.mailbox) + 1, MailKind.RESOLVE, json.dumps(body), now, "a person"))
+        row.wakes += 1
+        if row.state in (State.WAITING, State.HELD):
+            row.state, row.available_at, row.reason = State.PENDING, now, None
+        return True
 
     def promote(self, row: Row) -> None:
         """Its time has come."""
@@ -219,3 +291,10 @@ class Database:
         """Hand back a run whose worker is taken for dead."""
         if row.state is State.RUNNING:
             row.state, row.token = State.PENDING, None
+
+
+def _merged(old: str | None, new: str | None) -> str | None:
+    """Evidence with more of it, as JSON text."""
+    if old is None or new is None:
+        return old if new is None else new
+    return json.dumps({**json.loads(old), **json.loads(new)})

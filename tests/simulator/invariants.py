@@ -11,14 +11,11 @@ from typing import Any
 
 from replaykit.replay.entries import Attempt, Entry, Kind, Outcome, State
 from replaykit.replay.keys import idempotency_key
-from tests.simulator.database import Row
+from tests.simulator.database import Mismatch, Row
 from tests.simulator.programs import Watched, program
+from tests.simulator.world import World
 
-__all__ = ["History", "Mismatch", "check_journal", "check_run", "new_execution"]
-
-
-class Mismatch(Exception):
-    """An invariant is broken."""
+__all__ = ["History", "Mismatch", "check_journal", "check_run", "leave", "new_execution", "plainly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +37,8 @@ class History:
     starts: list[BodyStart] = field(default_factory=list)
     cancels: list[BodyStart] = field(default_factory=list)
     outcomes: set[tuple[str, str | None, str | None]] = field(default_factory=set)  # key, output, error
+    landed: set[tuple[str, str]] = field(default_factory=set)  # key, output: what a reconciler or a person has said
+    failed: set[str] = field(default_factory=set)  # keys of steps that a person let fail
 
 
 def new_execution(row: Row, number: int | None = None) -> Watched:
@@ -75,7 +74,7 @@ def check_journal(row: Row) -> None:
             raise Mismatch(f"a timer fired early: entry {e.seq}, due {e.due_at}, at {e.at}")
 
 
-def check_run(row: Row, history: History, dice: random.Random) -> None:
+def check_run(row: Row, history: History, world: World, dice: random.Random) -> None:
     """All that must hold of a run that has ended: of each of its lives, if it was retried after a failure."""
     if row.started_at is None:
         if row.state is not State.CANCELLED or history.executions:
@@ -83,6 +82,7 @@ def check_run(row: Row, history: History, dice: random.Random) -> None:
         return
     check_journal(row)
     _check_attempts(row)
+    world.check_end(row)
     rewinds = row.rewinds
     if len(row.ends) != len(rewinds) + 1:
         raise Mismatch(f"{len(rewinds)} rewinds, and the run ended {len(row.ends)} times")
@@ -107,6 +107,9 @@ def _check_life(row: Row, entries: list[Entry], history: History, life: int, dic
             raise Mismatch(
                 f"the run ended with {row.ends[life]}, its replay {state} with {ended.output or ended.error}"
             )
+    given_up = [c.key for c in final.open.values() if c.abandoned and c.effect is not None]
+    if given_up and not untold:
+        raise Mismatch(f"the run has ended, and its journal does not say what became of {given_up}")
     marks = final.marks
     final.leave()
     for n, execution in enumerate(history.executions):
@@ -132,6 +135,8 @@ def _check_attempts(row: Row) -> None:
             was = row.journal[e.reuses][0]
             if (was.key, was.output, was.idempotency_key) != (e.key, e.output, e.idempotency_key):
                 raise Mismatch(f"entry {e.seq} repeats entry {e.reuses}, and is not the same")
+    for key, attempt in row.intents:
+        tried.setdefault(key, set()).add(attempt)
     for key, numbers in tried.items():
         if numbers != set(range(1, len(numbers) + 1)):
             raise Mismatch(f"the attempts of {key} are {sorted(numbers)}")
@@ -219,19 +224,38 @@ def _check_bodies(
     for e in entries:
         if e.kind != Kind.STEP:
             continue
-        if e.outcome in (Outcome.OK, Outcome.ERROR) and (e.key, e.output, e.error) not in history.outcomes:
-            raise Mismatch(f"entry {e.seq} holds an outcome that no body of {e.key} had")
+        _check_outcome(e, history, given_up)
         if e.digest != asked[e.key][1]:
             raise Mismatch(f"entry {e.seq} ({e.key}) has another digest than its call")
         if e.idempotency_key != _key_of(row, e):
             raise Mismatch(f"entry {e.seq} ({e.key}) has another idempotency key than its call")
 
 
+def plainly(error: str | None) -> str | None:
+    """An error's JSON without spaces: what a person's word is recorded with was read and written again."""
+    return None if error is None else json.dumps(json.loads(error))
+
+
+def _check_outcome(e: Entry, history: History, given_up: dict[str, int]) -> None:
+    """An entry holds what a body of its step came to, or what somebody said of it."""
+    empty = (e.output, e.error) == (None, None)
+    if e.outcome == Outcome.CANCELLED and not (empty and given_up.get(e.key, e.seq) < e.seq):
+        raise Mismatch(f"entry {e.seq} says that {e.key} was given up, the code did not do that before")
+    said = e.outcome == Outcome.OK and (e.key, e.output or "") in history.landed
+    if e.outcome == Outcome.CANCELLED or said or (e.key, e.output, plainly(e.error)) in history.outcomes:
+        return
+    if e.outcome != Outcome.ERROR or "InDoubt" not in (e.error or "") or e.key not in history.failed:
+        raise Mismatch(f"entry {e.seq} holds an outcome that no body of {e.key} had")
+
+
 def _key_of(row: Row, e: Entry) -> str | None:
     """The same for the same call, whatever became of it; another one for another input than that of its first try."""
     if e.name.startswith("cheap"):
         return None
+    if e.reuses is not None and row.journal[e.reuses][0].digest != e.digest:
+        return row.journal[e.reuses][0].idempotency_key  # a person has accepted its result for another input
     tried = [(a.attempt, a.digest) for a in row.attempts if a.key == e.key]
-    tried += [(x.attempt, x.digest) for x in row.entries if x.key == e.key and x.kind == Kind.STEP]
+    entries = [x for x in row.entries if x.key == e.key and x.kind == Kind.STEP and x.reuses is None]
+    tried += [(x.attempt, x.digest) for x in entries]
     first = min(tried)[1]
     return idempotency_key(row.id, e.key if first == e.digest else f"{e.key}\0{e.digest}")

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import datetime as dt
 import functools
 import random
 import uuid
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
 
-from replaykit.replay.calls import now, rng, sleep, step, uuid4, workflow
+from replaykit.replay.calls import now, rng, saga, sleep, step, uuid4, workflow
 from replaykit.replay.entries import Entry, Kind
+from replaykit.replay.entries import Outcome as Ended
 from replaykit.replay.execution import Execution, current_execution
-from replaykit.replay.requests import CallStep, Command
-from tests.simulator.bodies import CALLS, Boom, add, breach, call_of, visitor, whose
+from replaykit.replay.requests import CallStep, Command, Pending
+from replaykit.replay.sagas import Owed, Saga
+from tests.simulator.bodies import ACTING, CALLS, OWING, Boom, add, breach, call_of, visitor, whose
 
 __all__ = ["Node", "Outcome", "Watched", "inline", "program", "tree"]
 
@@ -30,7 +33,7 @@ Node = tuple[Any, ...]
 """One construct: its name and its parts."""
 
 BACKSTOP_SECONDS: Final = 9_000.0
-_STEPS: Final = ("add", "add", "add", "thread", "flaky", "flaky", *CALLS)
+_STEPS: Final = ("add", "add", "add", "thread", "flaky", "flaky", *CALLS, *ACTING, *OWING)
 _SECONDS: Final = (0.0, 0.001, 1 / 3, 1.0, 2.0, 6.0, 60.0, 3_600.0, 172_800.0)
 _SHORT: Final = (0.5, 1.0, 3.0, 10.0)
 
@@ -53,6 +56,9 @@ class Watched(Execution):
         committed: up to which seq its entries are known to stand in the journal.
         rewinds: how many of them it knows of.
         sent: when the requests were sent that it may be told of, by mailbox id.
+        got: the entry of each step.
+        undoable: keys of steps whose saga was left by an exception.
+        let_go: keys of steps without an effect that the code has given up.
     """
 
     marks: dict[int, tuple[Any, Any]]
@@ -64,9 +70,14 @@ class Watched(Execution):
     wrong: bool = False  # of other code than the journal's
     rewinds: int = 0
     sent: dict[int, int]
+    got: dict[str, Entry]
+    undoable: set[str]
+    let_go: set[str]
+    _undone: list[tuple[Saga, int]]
 
     def start(self) -> list[Any]:
-        self.marks, self.sights = {}, []
+        self.marks, self.sights, self.got, self.undoable, self._undone = {}, [], {}, set(), []
+        self.let_go = set()
         commands = super().start()
         self._mark(0, commands)
         return commands
@@ -84,8 +95,33 @@ class Watched(Execution):
             sent = self.sent[entry.mailbox_id]
             if due is not None and due < sent and due <= entry.at:
                 breach(f"a request to end overtook a timer that was due {sent - due} us before it was sent")
+        if entry.kind == Kind.STEP:
+            self.got[entry.key] = entry
         super()._deliver(entry, value)
         self._mark(entry.seq, self._commands)
+        unknown = self._unknown() if self.ended is not None else []
+        if unknown:
+            breach(f"the run ended before anybody knew what became of {unknown}")
+
+    def _unknown(self) -> list[str]:
+        """Calls with an effect that the code has given up and that have no entry."""
+        return [c.key for c in self.open.values() if c.abandoned and c.effect is not None]
+
+    def abandon(self, call: CallStep) -> None:
+        super().abandon(call)
+        if call.effect is None:
+            self.let_go.add(call.key)
+
+    def undoing(self, owed: Owed, saga: Saga) -> Pending[Any]:
+        if owed.key not in self.undoable:
+            breach(f"{owed.key} is undone, and no saga of it was left by an exception")
+        if self._unknown():
+            breach(f"{owed.key} is undone before anybody knew what became of {self._unknown()}")
+        if owed.key not in self.let_go and any(of is saga and seq <= owed.seq for of, seq in self._undone):
+            breach(f"{owed.key} is undone after an older one")
+        if owed.key not in self.let_go:
+            self._undone.append((saga, owed.seq))
+        return super().undoing(owed, saga)
 
     def _mark(self, seq: int, commands: list[Command]) -> None:
         asked = tuple(
@@ -157,6 +193,8 @@ class _Grower:
             return tuple(self.node(depth + 1) for _ in range(draw.randint(2, 3)))
         if shape == "steps":
             return tuple(draw.choice(_STEPS) for _ in range(draw.randint(2, 4)))
+        if shape == "owing":
+            return tuple(draw.choice((*OWING, *OWING, *_STEPS)) for _ in range(draw.randint(2, 4)))
         if shape == "plain":
             return tuple(self.plain() for _ in range(draw.randint(2, 3)))
         table: dict[str, tuple[Any, ...]] = {
@@ -165,6 +203,7 @@ class _Grower:
             "short": _SHORT,
             "flag": (True, False),
             "few": (1, 2, 3),
+            "acting": (*ACTING, *OWING),
         }
         return draw.choice(table[shape])
 
@@ -222,6 +261,13 @@ _SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "anyio_move_on": ("short", "plain"),
     "anyio_fail_after": ("short", "plain"),
     "anyio_stream": ("plain",),
+    "saga": ("nodes", "few"),
+    "saga_tried": ("nodes", "few"),
+    "saga_gather": ("owing", "flag"),
+    "saga_group": ("owing", "nodes"),
+    "saga_cut": ("short", "owing", "node"),
+    "act": ("acting",),
+    "give_up": ("acting", "short"),
 }
 _KINDS: Final = (
     *_SHAPES,
@@ -234,10 +280,30 @@ _KINDS: Final = (
     "wait_for",
     "final",
     "cancel",
+    *("saga", "saga_tried", "saga_gather", "saga_cut", "act", "give_up"),
 )
 
 
 # ---------------------------------------------------------------------- running
+
+
+@dataclass(eq=False)
+class OwnSaga:
+    """What the program itself keeps of a saga: the keys of the calls in it that are to be undone."""
+
+    outer: OwnSaga | None
+    calls: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def owing(self) -> OwnSaga | None:
+        found: OwnSaga | None = self
+        while found is not None and found.ended:
+            found = found.outer
+        return found
+
+
+own_saga: Final[contextvars.ContextVar[OwnSaga | None]] = contextvars.ContextVar("own_saga", default=None)
 
 
 def mix(acc: list[int], value: int) -> None:
@@ -295,6 +361,9 @@ class Interpreter:
         call = call_of(kind, n)
         if gone:
             breach(f"step {kind} could be called in an execution that has left memory")
+        mine = own_saga.get()
+        if kind in OWING and mine is not None and mine.owing is not None:
+            mine.owing.calls.append(call._call.key)
         return call
 
     async def settle(self, acc: list[int], tasks: list[asyncio.Task[Any]]) -> None:
@@ -398,6 +467,113 @@ class Interpreter:
             self.see(acc, "booms", group)
         except* ValueError as group:
             self.see(acc, "values", group)
+
+    # --- sagas
+
+    @contextlib.asynccontextmanager
+    async def saga(self) -> AsyncGenerator[None]:
+        """A saga that is looked at when it has undone what it owed."""
+        mine = OwnSaga(own_saga.get())
+        own_saga.set(mine)
+        try:
+            async with saga():
+                try:
+                    yield
+                except (Exception, asyncio.CancelledError):
+                    self.me.undoable.update(mine.calls)  # type: ignore[attr-defined]
+                    raise
+        except (Exception, asyncio.CancelledError) as error:
+            own_saga.set(mine.outer)
+            if not self.me.loop.gone:
+                self.note("left a saga", error)
+                self.check_undone(mine.calls)
+            raise
+        own_saga.set(mine.outer)
+        mine.ended = True
+        if mine.owing is not None:
+            mine.owing.calls += mine.calls
+
+    def check_undone(self, keys: list[str]) -> None:
+        """All that succeeded was undone, the newest first, and nothing is on its way."""
+        got = self.me.got  # type: ignore[attr-defined]
+        for key in keys:
+            done, undoing = got.get(key), got.get(f"~undo:{key}")
+            if key in self.me.let_go:  # type: ignore[attr-defined]
+                continue  # without an effect nobody waits for what becomes of it
+            if done is None and key in self.me.open and not self.me.open[key].abandoned:
+                breach(f"a saga was left before anybody knew what became of {key}")
+            owed = done is not None and done.outcome == Ended.OK
+            if owed != (undoing is not None):
+                breach(f"{key} {'is not undone' if owed else 'is undone, and did not succeed'}")
+        let_go = self.me.let_go  # type: ignore[attr-defined]
+        undone = [key for key in keys if f"~undo:{key}" in got and key in got and key not in let_go]
+        pairs = [(got[f"~undo:{key}"].seq, got[key].seq) for key in undone]
+        if [seq for _, seq in sorted(pairs)] != sorted((seq for _, seq in pairs), reverse=True):
+            breach(f"sagas undo in the order {sorted(pairs)}")
+
+    async def _saga(self, acc: list[int], nodes: tuple[Node, ...], how: int) -> None:
+        async with self.saga():
+            for node in nodes:
+                await self.run(node, acc)
+            if how == 1 or acc[0] % how:
+                raise Boom("by the code of a saga", how)
+
+    async def _saga_tried(self, acc: list[int], nodes: tuple[Node, ...], how: int) -> None:
+        try:
+            await self._saga(acc, nodes, how)
+        except Exception as error:
+            self.see(acc, "undone", error)
+
+    async def _saga_gather(self, acc: list[int], kinds: tuple[str, ...], keep: bool) -> None:
+        """An error leaves it with the others in flight."""
+        try:
+            async with self.saga():
+                calls = [self.call(kind, acc[0] % 97 + i) for i, kind in enumerate(kinds)]
+                self.see(acc, "gathered", [say(r) for r in await asyncio.gather(*calls, return_exceptions=keep)])
+                if acc[0] % 3:
+                    raise Boom("by the code of a saga", 3)
+        except Exception as error:
+            self.see(acc, "undone", error)
+
+    async def _saga_group(self, acc: list[int], kinds: tuple[str, ...], nodes: tuple[Node, ...]) -> None:
+        """An error in it cancels the others."""
+        try:
+            async with self.saga(), asyncio.TaskGroup() as group:
+                for kind in kinds:
+                    group.create_task(self._step(acc, kind))
+                for node in nodes:
+                    group.create_task(self.run(node, acc))
+        except* Exception as errors:
+            self.see(acc, "undone", errors)
+
+    async def _saga_cut(self, acc: list[int], seconds: float, kinds: tuple[str, ...], node: Node) -> None:
+        """A time-out leaves it, and comes while another one undoes."""
+        try:
+            async with asyncio.timeout(seconds):
+                async with self.saga():
+                    tasks = [asyncio.create_task(self._step(acc, kind)) for kind in kinds]
+                    try:
+                        await self.run(node, acc)
+                        await asyncio.gather(*tasks)
+                    finally:
+                        await self.settle(acc, tasks)
+                    raise Boom("by the code of a saga", 4)
+        except Exception as error:
+            self.see(acc, "undone", error)
+
+    async def _act(self, acc: list[int], kind: str) -> None:
+        try:
+            self.see(acc, kind, await self.call(kind, acc[0] % 97))
+        except Exception as error:
+            self.see(acc, kind, error)
+
+    async def _give_up(self, acc: list[int], kind: str, seconds: float) -> None:
+        """The await ends, the call goes on."""
+        try:
+            async with asyncio.timeout(seconds / 10):
+                self.see(acc, kind, await self.call(kind, acc[0] % 97))
+        except Exception as error:
+            self.see(acc, kind, error)
 
     # --- many at once
 

@@ -38,18 +38,34 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
 from replaykit.limits import Settings
 from replaykit.replay.calls import StepInfo
-from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, StartBody
-from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Outcome, Park, State, Unit, Verdict
+from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, Reconcile, StartBody, Withdraw
+from replaykit.replay.entries import (
+    ClaimedRun,
+    Effect,
+    Entry,
+    Finish,
+    Hold,
+    Intent,
+    IntentState,
+    Kind,
+    Outcome,
+    Park,
+    State,
+    Unit,
+    Verdict,
+)
 from replaykit.replay.requests import CallStep
 from tests.simulator import bodies
-from tests.simulator.database import ENDED, Database, Row
-from tests.simulator.invariants import BodyStart, History, Mismatch, check_journal, check_run, leave, new_execution
+from tests.simulator.database import ENDED, Database, Mismatch, Row
+from tests.simulator.hosts import Body, Chances, Host, Worker
+from tests.simulator.invariants import BodyStart, History, check_journal, check_run, leave, new_execution, plainly
+from tests.simulator.outside import Outside, driver_asks
 from tests.simulator.programs import Watched
 
 __all__ = ["Chances", "Mismatch", "Simulation", "play", "simulate", "trace"]
@@ -58,67 +74,6 @@ SETTINGS: Final = Settings(input_bytes_max=256)
 _START_US: Final = 1_790_000_000_000_000
 _EVENTS_MAX: Final = 12_000
 _REFUSED: Final = "the database refused an entry"
-
-
-@dataclass(frozen=True, slots=True)
-class Chances:
-    """How likely each fault is, an event or a try."""
-
-    crash: float = 0.012
-    zombie: float = 0.012
-    drain: float = 0.008
-    wake: float = 0.03
-    cancel: float = 0.004
-    retry: float = 0.8  # of a run that has failed, once
-    again: float = 0.3  # of a body that failed: its retry= says to try again
-    wrong: float = 0.03  # of a claim: a deploy of other code, and the way back
-    linger: float = 0.2  # of such a body: its time ran out, and its thread lives on
-    stale: float = 0.03
-    lost: float = 0.06
-    late: float = 0.05
-    refused: float = 0.002
-    chaos_events: int = 250  # after so many nothing goes wrong any more, and every run must end
-
-
-@dataclass(slots=True)
-class Body:
-    """A body in flight."""
-
-    call: CallStep
-    started_at: int
-    attempt: int = 1
-
-
-@dataclass(eq=False, slots=True)
-class Host:
-    """A claimed run in a worker's memory: what `runtime/executor.py` is."""
-
-    worker: Worker
-    run: ClaimedRun
-    row: Row
-    driver: Driver
-    watched: Watched
-    bodies: dict[str, Body] = field(default_factory=dict)
-    outbox: Unit | None = None
-    tries: int = 0
-    doubt: Verdict | None = None  # came back to a retried unit: is it standing all the same?
-    answer: tuple[Verdict, str | None] | None = None
-    fresh: ClaimedRun | None = None  # a rebuild has its new token
-    rebuilt: tuple[Driver, Watched] | None = None
-    stands: int = 0  # entries known to stand
-    outcomes: set[str] = field(default_factory=set)  # keys whose bodies ended here: never begun here again
-    threads: set[str] = field(default_factory=set)  # keys whose last try's thread lives on
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    """A worker process. Its clock is wrong, and never goes back."""
-
-    name: str
-    skew: int
-    hosts: dict[UUID, Host] = field(default_factory=dict)
-    draining: bool = False
-    latest: int = 0
 
 
 Event = tuple[Callable[..., None], tuple[Any, ...]]
@@ -145,9 +100,19 @@ class Simulation:
         self.workers = [Worker(name, self._skew()) for name in "AB"]
         self.late: list[Unit] = []
         self.dead: set[tuple[UUID, UUID]] = set()
-        self.writers: dict[UUID, Watched] = {}  # by write id
+        self.writers: dict[UUID, tuple[Host, Watched]] = {}  # by write id
         self.decided: dict[UUID, int] = {}
         self.retried: dict[UUID, bool] = {}
+        self.outside = Outside(
+            self.dice,
+            self.database,
+            self.facts,
+            settings=SETTINGS,
+            say=self._say,
+            clock=self._clock,
+            obey=self._obey,
+            history=lambda row: self.histories[row.id],
+        )
         for n in range(self.dice.choice((1, 2, 2))):
             number = seed * 10 + n
             row = Row(self._id(), number, f'{{"number":{number}}}', self.dice.getrandbits(62), self.now)
@@ -174,7 +139,7 @@ class Simulation:
                 self._turn(chaos=events <= self.chances.chaos_events)
             for row in self.database.rows.values():
                 self._say(row, f"ended {row.state} {row.output or row.error}")
-                check_run(row, self.histories[row.id], self.dice)
+                check_run(row, self.histories[row.id], self.outside.world, self.dice)
                 self.facts[f"runs {row.state}"] += 1
                 self.facts["entries"] += len(row.journal)
             for worker in self.workers:
@@ -221,12 +186,18 @@ class Simulation:
                 events.append((self._reap, (row,)))
             elif row.state is State.HELD or (row.state is State.FAILED and chaos and self._may_retry(row)):
                 events.append((self._retry, (row,)))
+            if row.state is State.HELD:
+                events += [(self._resolve, (row, intent)) for intent in self.outside.may_resolve(row)] * 3
+        events += self.outside.events()
         events += [(self._arrive_late, (unit,)) for unit in self.late]
         return events
 
     def _events_of(self, host: Host, chaos: bool) -> list[Event]:
         events: list[Event] = [(self._end_body, (host, key)) for key in host.bodies]
         events += [(self._end_thread, (host, key)) for key in sorted(host.threads)]
+        events += self.outside.events_of(host, chaos)
+        if host.postponed and host.driver.phase is Phase.ACTIVE and not host.worker.draining:
+            events += [(self._begin_postponed, (host, key)) for key in host.postponed]
         if host.run.wakes != host.row.wakes and host.driver.phase is Phase.ACTIVE:
             events.append((self._read_mail, (host,)))
         if host.worker.draining and chaos:
@@ -239,7 +210,7 @@ class Simulation:
             events += [(self._send, (host, chaos))] * 2
         elif host.driver.phase is not Phase.ACTIVE:
             events.append((self._rebuild, (host,)))
-        elif host.bodies or host.threads or self._is_due(host):
+        elif host.bodies or host.threads or host.postponed or host.unbegun or host.asking or self._is_due(host):
             events.append((self._tick, (host,)))
         else:
             self._check_waits(host)
@@ -257,7 +228,7 @@ class Simulation:
         host.driver.tick(self._clock(host.worker))
         self._obey(host)
         wake = host.driver.next_wake
-        if host.outbox is None and not host.bodies and wake is not None:
+        if host.outbox is None and not host.driver.in_flight and not host.asking and wake is not None:
             entries = (e.at for e, _ in host.row.journal.values())
             clock = max(self._clock(host.worker), host.run.floor, host.row.started_at or 0, *entries)
             if wake - clock > SETTINGS.evict_after_seconds * 1_000_000:
@@ -305,6 +276,11 @@ class Simulation:
             self.facts["cancels asked"] += 1
             self._say(row, "a person asks it to end")
             self.database.cancel(row, self.now)
+        elif draw > 1 - chances.word:
+            row = self.dice.choice(rows)
+            intents = self.outside.may_resolve(row)
+            if intents:
+                self._resolve(row, self.dice.choice(intents))
         else:
             return False
         return True
@@ -377,13 +353,17 @@ class Simulation:
         ends = len(row.ends)
         if self.decided.get(row.id, 0) < ends:
             self.decided[row.id] = ends
-            self.retried[row.id] = ends <= 3 and self.dice.random() < self.chances.retry
+            self.retried[row.id] = ends <= 3 and not row.undone and self.dice.random() < self.chances.retry
         return self.retried[row.id]
 
     def _retry(self, row: Row) -> None:
         self._say(row, f"a person retries it: it was {row.state}")
         self.facts[f"retries of {row.state}"] += 1
-        self.database.retry(row, self.now)
+        accept = "inputs" if "before the retry its call landed" in (row.reason or "") else None
+        self.database.retry(row, self.now, accept)
+
+    def _resolve(self, row: Row, intent: Intent) -> None:
+        self.outside.resolve(row, intent, self.now)
 
     def _crash(self, worker: Worker) -> None:
         self.facts["crashes"] += 1
@@ -422,6 +402,9 @@ class Simulation:
         unit = host.outbox
         assert unit is not None
         host.tries += 1
+        if unit.within is not None:
+            self._commit(host, unit, chaos)
+            return
         draw, chances = self.dice.random(), self.chances
         if chaos and draw < chances.late:
             self.late.append(unit)
@@ -442,6 +425,25 @@ class Simulation:
             host.doubt = verdict
         else:
             self._answer(host, verdict, None)
+
+    def _commit(self, host: Host, unit: Unit, chaos: bool) -> None:
+        """The transaction of a body commits what it wrote and its unit, or neither. It is sent once."""
+        assert unit.within is not None
+        if unit.within not in host.transactions:
+            raise Mismatch(f"{unit.within} is to be committed by a transaction that is gone")
+        host.transactions.discard(unit.within)
+        draw, chances = self.dice.random(), self.chances
+        if chaos and draw < chances.late + chances.stale:
+            if draw < chances.late:
+                self.late.append(unit)
+            self._say(host.row, f"the transaction of {unit.within} fails, or is on its way")
+            self._answer(host, Verdict.STALE, None)
+            return
+        verdict = self.database.write(unit)
+        self.facts[f"transactions {verdict}"] += 1
+        if chaos and self.dice.random() < chances.lost:
+            verdict = Verdict.STALE
+        self._answer(host, Verdict.OK if verdict is Verdict.OK else Verdict.STALE, None)
 
     def _recheck(self, host: Host) -> None:
         assert host.outbox is not None and host.doubt is not None
@@ -471,15 +473,26 @@ class Simulation:
     def _end_body(self, host: Host, key: str) -> None:
         body = host.bodies.pop(key)
         info = StepInfo(host.run.id, key, body.attempt, body.call.idempotency_key, dict)
-        outcome = bodies.run_body(body.call, info, body.started_at, self.dice, SETTINGS)
-        if outcome.error is not None and self.dice.random() < self.chances.again:
+        made, call = body.made, body.call
+        if made is None:
+            outcome = bodies.run_body(call, info, body.started_at, self.dice, SETTINGS)
+        else:
+            world = self.outside.world
+            outcome = bodies.run_acting_body(call, info, body.started_at, self.dice, SETTINGS, world, made)
+        final = outcome.landed is IntentState.LANDED
+        if call.effect is Effect.IRREVERSIBLE:
+            final = outcome.landed is not IntentState.NOT_LANDED
+        if outcome.error is not None and not final and self.dice.random() < self.chances.again:
             self._try_again(host, body, outcome)
             return
         self._say(
             host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
         )
-        self.histories[host.row.id].outcomes.add((key, outcome.output, outcome.error))
-        host.outcomes.add(key)
+        self.histories[host.row.id].outcomes.add((key, outcome.output, plainly(outcome.error)))
+        if outcome.within:
+            host.transactions.add(key)
+        elif call.effect is not Effect.TRANSACTIONAL:
+            host.outcomes.add(key)
         host.driver.body_ended(key, outcome, self._clock(host.worker))
         self._obey(host)
 
@@ -537,6 +550,7 @@ class Simulation:
             host.stands = len(host.run.entries)
             (host.driver, host.watched), host.rebuilt = host.rebuilt, None
             host.tries = 0
+            host.transactions.clear()
             host.driver.adopt(old)
             leave(old.execution)  # type: ignore[arg-type]
             host.watched.live = not host.worker.draining
@@ -551,19 +565,45 @@ class Simulation:
         driver = host.driver
         for action in driver.take_actions():
             if isinstance(action, StartBody):
-                self._start_body(host, action)
+                self._put_off_or_start(host, action)
+            elif isinstance(action, Withdraw):
+                self.outside.withdraw(host, action.key)
+            elif isinstance(action, Reconcile):
+                self.outside.ask(host, action)
             else:
                 self._give_up(host, action)
         unit = driver.next_unit()
         if unit is not None:
             self._check_unit(host, unit)
             host.outbox, host.tries = unit, 0
-            self.writers[unit.write_id] = host.watched
+            self.writers[unit.write_id] = host, host.watched
         if driver.phase in (Phase.OVER, Phase.LOST):
             self.facts[f"left {driver.phase}"] += 1
             self._drop(host)
-        elif set(host.bodies) != set(driver.in_flight):
+        elif {*host.bodies, *host.postponed, *host.unbegun} != set(driver.in_flight):
             raise Mismatch(f"in flight are {sorted(host.bodies)}, the driver thinks {sorted(driver.in_flight)}")
+        elif not driver_asks(driver) <= set(host.asking):
+            raise Mismatch(f"asked are {sorted(host.asking)}, the driver thinks {sorted(driver_asks(driver))}")
+
+    def _put_off_or_start(self, host: Host, action: StartBody) -> None:
+        """The lease is looked at right before the body of a step with an effect."""
+        leased = host.row.token == host.run.token
+        if action.call.effect is not None and (not leased or self.dice.random() < self.chances.postponed):
+            self._say(host.row, f"{host.worker.name}: body of {action.call.key} is put off, leased {leased}")
+            self.facts["bodies put off"] += 1
+            host.postponed[action.call.key] = action
+        else:
+            self._start_body(host, action)
+
+    def _begin_postponed(self, host: Host, key: str) -> None:
+        if host.row.token != host.run.token:
+            self._say(host.row, f"{host.worker.name} sees that its lease is lost")
+            self._drop(host)
+            return
+        action = host.postponed.pop(key)
+        if host.driver.may_begin(key):
+            self._start_body(host, action)
+        self._obey(host)
 
     def _start_body(self, host: Host, action: StartBody) -> None:
         row, call, key = host.row, action.call, action.call.key
@@ -590,7 +630,8 @@ class Simulation:
         if live:
             self._check_attempt(row, action)
             self._check_set_aside(host, call)
-        host.bodies[key] = Body(call, self._clock(host.worker), action.attempt)
+        made = self.outside.check_start(host, action)
+        host.bodies[key] = Body(call, self._clock(host.worker), action.attempt, made)
         self.facts["bodies"] += 1
         start = BodyStart(key, call.input.digest, host.stands, host.watched.rewinds, call.runs_ahead)
         self.histories[row.id].starts.append(start)
@@ -600,6 +641,7 @@ class Simulation:
         key = action.call.key
         tried = {a.attempt for a in row.attempts if a.key == key}
         tried |= {e.attempt for e in row.entries if e.key == key and e.kind == Kind.STEP}
+        tried |= {n for of, n in row.intents if of == key and n < action.attempt}
         if tried != set(range(1, action.attempt)):
             raise Mismatch(f"attempt {action.attempt} of {key} begins, the rows know of {sorted(tried)}")
 
@@ -613,17 +655,21 @@ class Simulation:
         self._say(host.row, f"{host.worker.name}: body of {action.key} is given up")
         self.facts["bodies given up"] += 1
         body = host.bodies.pop(action.key, None)
+        if body is not None and body.made is not None:
+            raise Mismatch(f"the body of {action.key} is to be cancelled, its call goes on")
         if body is None:
             raise Mismatch(f"{action.key} is to be cancelled and is not in flight")
         stop = BodyStart(action.key, "", host.stands, host.watched.rewinds, body.call.runs_ahead)
         self.histories[host.row.id].cancels.append(stop)
 
     def _check_unit(self, host: Host, unit: Unit) -> None:
-        self._say(host.row, f"{host.worker.name}: unit {[e.key for e in unit.entries]} {unit.change}")
+        acts = [f"+{i.key} {i.attempt}" for i in unit.intents]
+        acts += [f"{c.key} {c.attempt} {c.state}{'' if c.resolved else '?'}" for c in unit.closings]
+        self._say(host.row, f"{host.worker.name}: unit {[e.key for e in unit.entries]} {acts} {unit.change}")
         for e in unit.entries:
             if e.kind == Kind.TIMER:
                 self._check_timer(host, unit, e)
-        if isinstance(unit.change, Hold) and not host.watched.wrong:
+        if isinstance(unit.change, Hold) and not host.watched.wrong and not self.outside.may_hold(host, unit):
             raise Mismatch(f"the run is held: {unit.change.reason}")
         if isinstance(unit.change, Park):
             self.facts["parks"] += 1
@@ -652,8 +698,9 @@ class Simulation:
 
     def _committed(self, row: Row, unit: Unit) -> None:
         check_journal(row)
+        host, watched = self.writers[unit.write_id]
+        self.outside.check_commit(row, unit, host)
         if unit.entries:
-            watched = self.writers[unit.write_id]
             watched.committed = max(watched.committed, unit.entries[-1].seq)
 
     def _clock(self, worker: Worker) -> int:
