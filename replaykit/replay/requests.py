@@ -122,7 +122,7 @@ class CallStep:
         self.effect = None if policy is None or policy.effect is UNSET else _EFFECTS[policy.effect]
         """Its `effect=`; None of a repeatable step."""
         self.saga: Any = None  # the innermost `saga()` that it was called in and that owes its undoing
-        self.compensates: tuple[str, int] | None = None  # of an undoing: the step, and the attempt whose intent it closes
+        self.compensates: tuple[str, int] | None = None  # of an undoing: the step, the attempt whose intent it closes
         self.abandoned = False
         self.asked_at = 0  # the run's clock then
         self.shift = 0  # microseconds by which a rewind moved the moments that it was asked with
