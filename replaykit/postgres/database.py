@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -29,6 +29,7 @@ from replaykit.postgres.schema import REVISION, REVISIONS, Bound, Statement, che
 __all__ = [
     "Connection",
     "Database",
+    "Snapshot",
     "SyncConnection",
     "cut_off",
     "describe_dsn",
@@ -47,6 +48,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 
 DEAD_AFTER_SECONDS: Final = 15
 """Silence after which the kernel gives a connection up: well below a lease, well above a pause of a healthy network."""
+
+PAGE_ROWS: Final = 2_000
+"""Rows of a snapshot that are in memory at a time, of each statement."""
 
 _TRANSIENT: Final = frozenset(
     {
@@ -497,6 +501,22 @@ class SyncConnection:
             raise
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """All that is read of it is of one moment, also what is too much to be read at once.
+
+        Raises:
+            DatabaseUnreachable: the connection was lost meanwhile.
+        """
+        try:
+            with self._raw.transaction():
+                self._raw.execute("set transaction isolation level repeatable read, read only")
+                yield Snapshot(self._database, self._raw)
+        except psycopg.Error as error:
+            if not is_transient(error):
+                raise
+            raise self._database._unreachable(error) from error
+
     def cut(self) -> None:
         """End a statement that has no answer, from another thread."""
         cut_off(self._raw.pgconn)
@@ -514,6 +534,23 @@ class SyncConnection:
     def backend_pid(self) -> int:
         """Of the server process, as `pg_stat_activity.pid` has it."""
         return self._raw.info.backend_pid
+
+
+class Snapshot:
+    """One moment of the database: rows come in pages, those of several statements side by side."""
+
+    def __init__(self, database: Database, raw: psycopg.Connection[Row]) -> None:
+        self._database = database
+        self._raw = raw
+        self._cursors = 0
+
+    def stream(self, statement: Statement, params: dict[str, Any] | None = None) -> Iterator[Row]:
+        """The rows of a statement."""
+        self._cursors += 1
+        with self._raw.cursor(f"replaykit_{self._cursors}") as cursor:
+            cursor.itersize = PAGE_ROWS
+            cursor.execute(self._database.text(statement), params or {})
+            yield from cursor
 
 
 # What would void durability, as the session sees it.
