@@ -316,7 +316,9 @@ class Executor:
 
     async def _replay_slices(self, driver: Driver, entries: list[Entry]) -> None:
         started = time.perf_counter()
-        for start in range(0, len(entries), _SLICE_ENTRIES):
+        for start in range(
+            0, len(entries) or 1, _SLICE_ENTRIES
+        ):  # of an empty journal too: its code asks for its first calls
             # From a plain callback: a run's tasks may not be entered from inside one of the host's (3.14 refuses).
             done = self._host.create_future()
             self._host.call_soon(self._replay_slice, driver, entries[start : start + _SLICE_ENTRIES], done)

@@ -34,7 +34,7 @@ from replaykit import (
 )
 from replaykit.limits import Settings
 from replaykit.replay.calls import EffectName
-from replaykit.replay.driver import Reconcile
+from replaykit.replay.driver import Phase, Reconcile
 from replaykit.runtime.reconciling import ask
 from tests.crash.rows import Rows
 from tests.runtime.facts import eventually
@@ -797,4 +797,123 @@ async def test_a_call_that_was_given_up_after_its_body_began_goes_on_and_is_reco
         assert await outcome(handle) == "given up"
 
     assert [(e.kind, e.outcome) for e in rows.entries(handle.id)] == [("timer", "ok"), ("step", "ok")]
+    assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
+
+
+@workflow
+async def queued(world: str) -> str:
+    """Its call waits for the only thread, which a plain step has."""
+    blocker = asyncio.ensure_future(step(lasts_sync, world))
+    result = await step.options(effect="irreversible")(charge_sync, world, 5)
+    await blocker
+    return result
+
+
+async def test_a_body_that_had_not_begun_when_the_worker_drained_begins_elsewhere(dsn: str, rows: Rows) -> None:
+    """Its intent says that it did not happen: nobody is asked, and it is still the first attempt."""
+    world = WORLDS["queued"]
+    async with working(dsn, queued, threads=1, grace_seconds=0.2, lease_seconds=1.0) as (client, _):
+        handle = await client.start(queued, "queued")
+        await fact(lambda: rows.ask("select 1 from intents"), "the intent is written")
+        await fact(lambda: world.calls, "the thread is taken")
+
+    assert rows.ask("select state from runs") == [("pending",)]
+    assert [row[:3] for row in rows.ask(INTENTS)] == [(1, "irreversible", "not_landed")]
+    world.gate.set()
+    assert await resumed(dsn, handle, queued) == "charged 5"
+    assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
+
+
+@workflow
+async def held_beside(world: str) -> Any:
+    """One step holds the run while the other acts."""
+    acting = asyncio.ensure_future(step.options(effect="irreversible")(lasts, world))
+    await step.options(effect="irreversible")(returns_a_lock, f"{world}, lock", 5)
+    return await acting
+
+
+async def test_a_held_run_waits_for_its_effects_longer_than_the_grace_period(dsn: str, rows: Rows) -> None:
+    """What became of the call is recorded, and only the other one is in doubt."""
+    world = WORLDS["beside"]
+    async with working(dsn, held_beside, grace_seconds=0) as (client, _):
+        handle = await client.start(held_beside, "beside")
+        await fact(lambda: rows.ask("select 1 from runs where reason is not null"), "the run is about to be held")
+        waiting = asyncio.ensure_future(outcome(handle))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert done == set()
+        world.gate.set()
+        assert isinstance(await waiting, RunHeld)
+
+    assert [(e.key, e.outcome) for e in rows.entries(handle.id)] == [("lasts", "ok")]
+    assert rows.ask("select key from in_doubt") == [("returns_a_lock",)]
+
+
+PATIENCE: dict[str, asyncio.Event] = {}
+
+
+async def find_slowly(info: StepInfo) -> Landed[str]:
+    """Answers when it is let to."""
+    world = info.input["world"]
+    WORLDS[world].asked.append(info)
+    await PATIENCE[world].wait()
+    return Landed("found")
+
+
+@workflow
+async def asks_slowly(world: str) -> str:
+    """One irreversible step, with a slow reconciler."""
+    return await step.options(effect="irreversible", reconcile=find_slowly)(charge, world, 5)
+
+
+async def test_a_reconciler_that_a_drain_has_cut_off_is_asked_again_elsewhere(dsn: str, rows: Rows) -> None:
+    """The intent stays open until somebody has said."""
+    world, PATIENCE["cut off"] = WORLDS["cut off"], asyncio.Event()
+    world.told = ConnectionResetError()
+    async with working(dsn, asks_slowly, **SHORT) as (client, _):
+        handle = await client.start(asks_slowly, "cut off")
+        await fact(lambda: world.asked, "it is asked")
+
+    assert rows.ask("select state from runs") == [("pending",)]
+    assert [row[:3] for row in rows.ask(INTENTS)] == [(1, "irreversible", "open")]
+    PATIENCE["cut off"].set()
+    assert await resumed(dsn, handle, asks_slowly) == "found"
+    assert (len(world.calls), len(world.asked)) == (1, 2)
+
+
+async def test_an_answer_that_comes_while_the_journal_is_read_again_counts(dsn: str) -> None:
+    """Asked once: the run that was rebuilt gets it."""
+    world, PATIENCE["stale"] = WORLDS["stale"], asyncio.Event()
+    world.told = ConnectionResetError()
+    async with working(dsn, asks_slowly) as (client, worker):
+        handle = await client.start(asks_slowly, "stale")
+        await fact(lambda: world.asked, "it is asked")
+        executor = worker._executors[handle.id]
+        driver = executor.driver
+        assert driver is not None
+        driver.phase = Phase.STALE  # as after a verdict
+        executor._changed_hands(driver)
+        PATIENCE["stale"].set()
+        assert await outcome(handle) == "found"
+        assert executor.driver is not driver
+
+    assert (len(world.calls), len(world.asked)) == (1, 1)
+
+
+async def test_a_call_in_flight_goes_on_while_the_journal_is_read_again(dsn: str, rows: Rows) -> None:
+    """Though the journal is empty yet: the rebuilt run asks for the same call, and takes the body over."""
+    world = WORLDS["rebuilt"]
+    async with working(dsn, lasting) as (client, worker):
+        handle = await client.start(lasting, "rebuilt", False)
+        await fact(lambda: world.calls, "the call was made")
+        executor = worker._executors[handle.id]
+        driver = executor.driver
+        assert driver is not None
+        driver.phase = Phase.STALE  # as after a verdict
+        executor._changed_hands(driver)
+        while executor.driver is driver:
+            await asyncio.sleep(0.01)
+        world.gate.set()
+        assert await outcome(handle) == "done"
+
+    assert len(world.calls) == 1
     assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
