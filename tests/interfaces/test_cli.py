@@ -292,12 +292,12 @@ def test_show_as_json_has_the_whole_run(cli: Cli, worker: None) -> None:
     run_id = cli("start", "checkout", '"visa"', "--wait", "--json").json["id"]
     shown = cli("show", run_id, "--json").json
 
-    assert list(shown) == ["run", "journal", "intents", "attempts", "requests"]
+    assert list(shown) == ["run", "journal", "intents", "attempts", "observations", "requests"]
     assert (shown["run"]["input"], shown["run"]["output"]) == ({"card": "visa"}, {"card": "visa", "cents": 5})
     (entry,) = shown["journal"]
     assert (entry["seq"], entry["key"], entry["kind"], entry["outcome"]) == (1, "charge", "step", "ok")
     assert entry["output"] == {"card": "visa", "cents": 5}
-    assert (shown["intents"], shown["attempts"], shown["requests"]) == ([], [], [])
+    assert (shown["intents"], shown["attempts"], shown["observations"], shown["requests"]) == ([], [], [], [])
 
 
 def long_run(dsn: str, entries: int) -> str:

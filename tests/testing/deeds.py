@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from replaykit import Landed, NotLanded, StepInfo, Unknown, step, workflow
+from replaykit import Landed, NotLanded, StepInfo, Unknown, saga, step, workflow
 
 
 @dataclass
@@ -69,3 +69,12 @@ async def lift_off(what: str) -> str:
 async def tell(text: str) -> str:
     """One message."""
     return await step(send, text)
+
+
+@workflow
+async def pack(what: str) -> None:
+    """Keeps two things, and fails."""
+    async with saga():
+        await step(keep, f"{what} and a hat")
+        await step(keep, f"{what} and a stick")
+        raise LookupError("no train today")

@@ -13,6 +13,7 @@ from replaykit import (
     Landed,
     NotLanded,
     NotResolvable,
+    NotRetryable,
     RunFailed,
     RunHeld,
     RunNotFound,
@@ -371,5 +372,59 @@ def test_a_reconciler_sees_what_the_body_has_observed() -> None:
 
         await handle.result()
         assert seen == [("reconciler", (("charge", "c-1"),)), ("body", (("charge", "c-1"),))]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["retried", "done by hand", "let fail"])
+def test_an_undoing_that_fails_waits_for_a_person(how: str) -> None:
+    """What was undone stays so; what was not is undone again, taken for done, or left; then the exception goes on."""
+
+    async def run() -> None:
+        undone: list[str] = []
+        broken = True
+
+        def give_back(text: str) -> None:
+            if broken and text.endswith("hat"):
+                raise ConnectionError("the shop is closed")
+            undone.append(text)
+
+        client = Client(stubs={flows.give_back: give_back})
+        handle = await client.start(flows.pack, "a coat")
+        with pytest.raises(RunHeld, match="undone: keep#2; not undone: keep"):
+            await handle.result()
+        broken = False
+
+        if how == "retried":
+            await handle.retry()
+        else:
+            await handle.resolve("~undo:keep", Landed(None) if how == "done by hand" else InDoubt(), by="ada")
+        with pytest.raises(RunFailed, match="no train today"):
+            await handle.result()
+        assert undone == ["a coat and a stick", *(["a coat and a hat"] if how == "retried" else [])]
+        with pytest.raises(NotRetryable, match="has undone keep#2, keep, and would go on as if that stood"):
+            await handle.retry()
+
+    asyncio.run(run())
+
+
+def test_a_worker_dies_in_an_undoing() -> None:
+    """It is undone all the same, each once, the newest first."""
+
+    async def run() -> None:
+        begun: list[str] = []
+
+        async def give_back(text: str) -> None:
+            begun.append(text)
+            if len(begun) in (1, 3):
+                await step.current().client.crash()
+
+        client = Client(stubs={flows.give_back: give_back})
+        handle = await client.start(flows.pack, "a coat")
+
+        with pytest.raises(RunFailed, match="no train today"):
+            await handle.result()
+        assert [text.split()[-1] for text in begun] == ["stick", "stick", "hat", "hat"]
+        assert list(client.steps(handle)) == ["keep", "keep#2", "~undo:keep#2", "~undo:keep"]
 
     asyncio.run(run())

@@ -173,9 +173,8 @@ def test_back_off_passes_beside_a_body_that_lasts() -> None:
 
     @workflow
     async def both() -> tuple[flows.Receipt, str]:
-        receipt, error = await asyncio.gather(
-            step(flows.charge, "a", 1), step(flows.fetch, "url"), return_exceptions=True
-        )
+        steps = step(flows.charge, "a", 1), step(flows.fetch, "url")
+        receipt, error = await asyncio.gather(*steps, return_exceptions=True)
         assert isinstance(receipt, flows.Receipt)
         return receipt, repr(error)
 
