@@ -32,7 +32,6 @@ from uuid import UUID, uuid4
 from replaykit.errors import ConfigurationError, NotResolvable
 from replaykit.limits import Settings
 from replaykit.postgres import leases
-from replaykit.postgres.copies import copy_of
 from replaykit.postgres.database import Database, SyncConnection
 from replaykit.postgres.schema import Statement
 from replaykit.replay.answers import Landed
@@ -41,7 +40,6 @@ from replaykit.runtime.sync_client import SyncClient
 from replaykit.testing.counting import Effect, read_effects, tally
 from replaykit.testing.crash_child import Job, Kill, Side
 from replaykit.testing.crash_report import Crash, CrashReport, Entry, Ran, differences, facts, varying
-from replaykit.testing.server import TEMPLATE, SharedServer
 
 __all__ = ["Doubt", "Nursery", "crash_everywhere"]
 
@@ -190,6 +188,9 @@ def _outermost(paths: frozenset[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def _own_database() -> Iterator[str]:
+    from replaykit.postgres.copies import copy_of  # alembic and SQLAlchemy: the children import this module, too
+    from replaykit.testing.server import TEMPLATE, SharedServer
+
     with tempfile.TemporaryDirectory(prefix="replaykit-crash-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)  # the server of a root is another user's
         server = SharedServer(Path(folder) / "postgres")
