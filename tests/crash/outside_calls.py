@@ -5,6 +5,8 @@
     GET  /ACCOUNT               the log, for tests
     PUT  /ACCOUNT               how the account behaves from now on, for tests: `Account`
     PUT  /ACCOUNT/release       answer the calls that are held, for tests
+    PUT  /                      how accounts behave that are not there yet, for tests
+    GET  /                      the calls of all accounts, for tests
 
 A request whose caller is gone does nothing any more: before it acts the server asks the kernel. So once a process is dead
 nothing that it began can land, which a reconciler's "it did not happen" stands on.
@@ -23,6 +25,7 @@ import random
 import select
 import subprocess
 import sys
+import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,6 +63,8 @@ class Call:
     pid: int
     did: int | None = None  # its place among the account's effects, from 1
     ended: str | None = None  # "answered", "cut" by the server, "gone": its caller's connection was closed
+    effect: str | None = None  # what its caller has declared
+    at: float = 0.0  # `time.time()` at its arrival
 
 
 @dataclass(slots=True)
@@ -74,11 +79,12 @@ class Effect:
 @dataclass
 class Account:
     """One test's part of the world. `dedups`: what is done once for each key; `script`: what the next calls meet; `lag`: how
-    long a call takes at most, in seconds."""
+    long a call takes at most, in seconds; `chances`: what other calls meet, by probability."""
 
     dedups: list[str] = field(default_factory=list)
     script: deque[str] = field(default_factory=deque)
     lag: float = 0.0
+    chances: dict[str, float] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # keys
@@ -95,6 +101,7 @@ class Server:
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
+        self._usual = Account()
         self._numbers = itertools.count(1)
         self._chance = random.Random()
 
@@ -128,8 +135,10 @@ class Server:
         writer: asyncio.StreamWriter,
     ) -> tuple[int, Any] | None:
         name, *rest = path.strip("/").split("/")
-        account = self._accounts.setdefault(name, Account())
+        account = self._account(name) if name else self._usual
         match method, rest:
+            case "GET", [] if not name:
+                return 200, {name: [asdict(call) for call in one.calls] for name, one in self._accounts.items()}
             case "POST", [what]:
                 return await self._called(account, what, headers, reader, writer)
             case "GET", [what, key]:
@@ -148,7 +157,8 @@ class Server:
                 account.dedups = told.get("dedups", account.dedups)
                 account.script = deque(told.get("script", account.script))
                 account.lag = told.get("lag", account.lag)
-                assert BEHAVIOURS.issuperset(account.script)
+                account.chances = told.get("chances", account.chances)
+                assert BEHAVIOURS.issuperset([*account.script, *account.chances])
                 account.released = asyncio.Event()
                 return 200, None
             case "PUT", ["release"]:
@@ -156,6 +166,22 @@ class Server:
                 return 200, None
             case _:
                 return 400, f"{method} {path}?"
+
+    def _account(self, name: str) -> Account:
+        usual = self._usual
+        new = Account(dedups=usual.dedups, script=deque(usual.script), lag=usual.lag, chances=usual.chances)
+        return self._accounts.setdefault(name, new)
+
+    def _meets(self, account: Account) -> str:
+        """What the next call meets."""
+        if account.script:
+            return account.script.popleft()
+        chance = self._chance.random()
+        for behaviour, share in account.chances.items():
+            chance -= share
+            if chance < 0:
+                return behaviour
+        return "answer"
 
     async def _called(
         self,
@@ -166,10 +192,11 @@ class Server:
         writer: asyncio.StreamWriter,
     ) -> tuple[int, Any] | None:
         step, attempt, pid = headers["x-caller"].rsplit(" ", 2)
-        call = Call(next(self._numbers), what, headers.get("idempotency-key"), step, int(attempt), int(pid))
+        key, effect = headers.get("idempotency-key"), headers.get("x-effect")
+        call = Call(next(self._numbers), what, key, step, int(attempt), int(pid), effect=effect, at=time.time())
         account.calls.append(call)
         account.moments += 1
-        behaviour = account.script.popleft() if account.script else "answer"
+        behaviour = self._meets(account)
         try:
             answer = await self._do(account, call, behaviour, reader, writer)
             call.ended = "cut" if answer is None else "answered"
@@ -292,6 +319,14 @@ class Calls:
     def behave(self, account: str, **how: Any) -> None:
         """Set `dedups`, `script`, `lag`."""
         self._ask("PUT", f"/{account}", json.dumps(how))
+
+    def behave_usually(self, **how: Any) -> None:
+        """Set what accounts begin with: `dedups`, `lag`, `chances`."""
+        self._ask("PUT", "/", json.dumps(how))
+
+    def all(self) -> dict[str, list[Call]]:
+        """Every call, by account."""
+        return {name: [Call(**call) for call in calls] for name, calls in self._ask("GET", "/").items()}
 
     def release(self, account: str) -> None:
         """Let calls that are held go on."""
