@@ -70,6 +70,8 @@ class Host:
     postponed: dict[str, StartBody] = field(default_factory=dict)  # put off
     unbegun: set[str] = field(default_factory=set)  # keys of bodies that will not begin; the driver is told soon
     asking: dict[str, Reconcile] = field(default_factory=dict)
+    wrote: set[tuple[str, int]] = field(default_factory=set)  # attempts whose intents are this claim's
+    begun: set[tuple[str, int]] = field(default_factory=set)  # attempts whose bodies began here
     told: dict[str, list[Observation]] = field(default_factory=dict)  # by step, what its bodies here have observed
     transactions: set[str] = field(default_factory=set)  # keys of bodies that have ended and are to be committed
 

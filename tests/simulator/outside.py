@@ -135,6 +135,7 @@ class Outside:
             stands = host.row.intents.get((key, action.attempt))
             if stands is None or stands.written_at > action.written_at:
                 raise Mismatch(f"a reconciler is asked about attempt {action.attempt} of {key}, the row is {stands}")
+        self._check_begun(host, key, action.attempt)
         if not action.call.idempotency_key:
             raise Mismatch(f"a reconciler of {key} is asked, and is not told the idempotency key")
         host.asking[key] = action
@@ -230,6 +231,11 @@ class Outside:
                 raise Mismatch(f"attempt {action.attempt} of {call.key} is not the call of its intent {stands}")
             if action.written_at is None or stands.written_at > action.written_at:
                 raise Mismatch(f"{call.key} is told that its intent is of {action.written_at}, it is {stands}")
+        at = call.key, action.attempt
+        new = action.attempt == 1 and at in host.wrote  # else an idempotent one runs again so that its outcome is known
+        if call.abandoned and call.has_intent and (new or call.effect is Effect.IRREVERSIBLE):
+            raise Mismatch(f"attempt {action.attempt} of {call.key} is made, the code has given it up")
+        host.begun.add(at)
         self.facts[f"calls {call.effect}"] += 1
         return self.world.begin(row.id, call, action.attempt, self.dice.randrange(1_000))
 
@@ -262,9 +268,15 @@ class Outside:
             doubts.discard(at)
             if closing.state == IntentState.UNKNOWN and not closing.resolved:
                 doubts.add(at)
+                self._check_begun(host, *at)
                 self._check_doubt(host, host.watched.open.get(closing.key), closing.attempt, closing.evidence or "{}")
         self.facts["held in doubt"] += 1
         return bool(doubts)
+
+    def _check_begun(self, host: Host, key: str, attempt: int) -> None:
+        """Nobody is asked about a call that this worker knows not to have begun."""
+        if (key, attempt) in host.wrote - host.begun:
+            raise Mismatch(f"attempt {attempt} of {key} is in doubt, and never began")
 
     def _check_doubt(self, host: Host, call: CallStep | None, attempt: int, evidence: str) -> None:
         if call is None or call.reconcile is None or call.compensates is not None:

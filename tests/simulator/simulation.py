@@ -666,6 +666,7 @@ class Simulation:
         acts = [f"+{i.key} {i.attempt}" for i in unit.intents]
         acts += [f"{c.key} {c.attempt} {c.state}{'' if c.resolved else '?'}" for c in unit.closings]
         self._say(host.row, f"{host.worker.name}: unit {[e.key for e in unit.entries]} {acts} {unit.change}")
+        host.wrote.update((i.key, i.attempt) for i in unit.intents if i.state == IntentState.OPEN)
         for e in unit.entries:
             if e.kind == Kind.TIMER:
                 self._check_timer(host, unit, e)

@@ -19,8 +19,8 @@ from uuid import UUID
 
 import pytest
 
-from replaykit.replay import driver, execution, loop, rewinds, tries
-from replaykit.replay.entries import ClaimedRun, Mail, Unit, Verdict
+from replaykit.replay import driver, effects, execution, loop, rewinds, sagas, tries
+from replaykit.replay.entries import ClaimedRun, Closing, IntentState, Mail, Unit, Verdict
 from tests.simulator import bodies, simulation
 from tests.simulator.database import Database, Row
 from tests.simulator.simulation import Chances, simulate
@@ -273,6 +273,167 @@ def a_retry_forgets_its_tries(patch: pytest.MonkeyPatch) -> None:
 tries_init = tries.Tries.__init__
 
 
+# ---------------------------------------------------------------------- rules about effects
+
+
+def nobody_waits_for_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(execution.Execution, "_owed", property(lambda self: 0, lambda self, owed: None), raising=False)
+
+
+def bodies_before_their_intents(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effects.Effects, "to_begin", property(lambda self: list(self.written.values())))
+
+
+def what_was_given_up_runs_again(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._take_answer
+
+    def take_answer(self: driver.Driver, doubt: effects.Doubt, answer: effects.Answer) -> None:
+        given_up, doubt.call.abandoned = doubt.call.abandoned, False
+        real(self, doubt, answer)
+        doubt.call.abandoned = given_up
+
+    patch.setattr(driver.Driver, "_take_answer", take_answer)
+
+
+def undone_in_the_order_of_calls(patch: pytest.MonkeyPatch) -> None:
+    real = execution.Execution.undoing
+
+    def undoing(self: execution.Execution, owed: sagas.Owed, saga: sagas.Saga) -> Any:
+        saga.owed.append(owed)
+        earliest = min(saga.owed, key=lambda o: o.call.number)
+        saga.owed.remove(earliest)
+        return real(self, earliest, saga)
+
+    patch.setattr(execution.Execution, "undoing", undoing)
+
+
+def a_cancel_ends_an_undoing(patch: pytest.MonkeyPatch) -> None:
+    async def compensate(self: execution.Execution, saga: sagas.Saga) -> None:
+        await saga.undo()
+
+    patch.setattr(execution.Execution, "compensate", compensate)
+
+
+def undone_while_others_are_in_flight(patch: pytest.MonkeyPatch) -> None:
+    real = execution.Execution.outcomes
+    patch.setattr(execution.Execution, "outcomes", lambda self, awaited: real(self, lambda: False))
+
+
+def closed_before_its_entry(patch: pytest.MonkeyPatch) -> None:
+    real = effects.Effects.close
+    patch.setattr(effects.Effects, "close", lambda self, closing, seq: real(self, closing, 0))
+    patch.setattr(driver, "BATCH_ENTRIES_MAX", 1)
+
+
+def a_rebuild_forgets_what_never_began(patch: pytest.MonkeyPatch) -> None:
+    real = effects.Effects.adopt
+
+    def adopt(self: effects.Effects, *arguments: Any) -> None:
+        real(self, *arguments)
+        self._unbegun.clear()
+
+    patch.setattr(effects.Effects, "adopt", adopt)
+
+
+def a_rebuild_forgets_what_was_observed(patch: pytest.MonkeyPatch) -> None:
+    real = effects.Effects.adopt
+    patch.setattr(effects.Effects, "adopt", lambda self, old, unwritten, asked: real(self, old, (), asked))
+
+
+def a_word_on_another_attempt(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Letters.word
+
+    def word(self: driver.Letters, key: str, attempt: int, after: int) -> Any:
+        found = [real(self, key, n, after) for n in (attempt, *range(attempt - 1, 0, -1))]
+        return next((one for one in found if one is not None), None)
+
+    patch.setattr(driver.Letters, "word", word)
+
+
+def a_word_that_does_not_fit_counts_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driver, "misfit", lambda intent: 0)
+
+
+def another_input_after_a_landing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rewinds.Rewinds, "landed", lambda self, call: None)
+
+
+def a_key_for_each_attempt(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._idempotency_key
+
+    def idempotency_key(self: driver.Driver, call: Any) -> str | None:
+        key = real(self, call)
+        return f"{key[:30]}{self._attempts_before(call.key):02}" if key and call.has_intent else key
+
+    patch.setattr(driver.Driver, "_idempotency_key", idempotency_key)
+
+
+def what_began_before_counts_as_never_begun(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effects.Effects, "began_before", lambda self, key: False)
+
+
+def results_without_their_rows(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._uncommitted
+
+    def uncommitted(self: driver.Driver) -> Any:
+        self._within.clear()
+        if self.unit is not None:
+            self.unit.within = None
+        return real(self)
+
+    patch.setattr(driver.Driver, "_uncommitted", uncommitted)
+
+
+def a_failed_undoing_is_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        driver.Driver, "_undoing_failed", lambda self, call, intent, outcome: self._settle(call, outcome, None)
+    )
+
+
+def errors_without_a_question(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver._record_effect
+
+    def record_effect(self: driver.Driver, call: Any, outcome: driver.BodyOutcome) -> None:
+        if outcome.landed is IntentState.UNKNOWN:
+            outcome.landed = IntentState.NOT_LANDED
+        real(self, call, outcome)
+
+    patch.setattr(driver.Driver, "_record_effect", record_effect)
+
+
+def no_question_after_a_death(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effects.Effects, "doubt", lambda self, call, now: None)
+
+
+def intents_are_left_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effects.Effects, "close_unbegun", lambda self, intent: None)
+
+
+def a_failed_try_leaves_its_intent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driver.Driver, "_close_try", lambda self, call, outcome: None)
+
+
+def answers_overtake_timers(patch: pytest.MonkeyPatch) -> None:
+    real = driver.Driver.reconciled
+
+    def reconciled(self: driver.Driver, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(driver.Driver, "_deliver_due", lambda _: None)
+            real(self, *arguments)
+
+    patch.setattr(driver.Driver, "reconciled", reconciled)
+
+
+def an_undone_step_stays_landed(patch: pytest.MonkeyPatch) -> None:
+    real = effects.Effects.close
+
+    def close(self: effects.Effects, closing: Closing, seq: int) -> None:
+        if closing.state != IntentState.COMPENSATED:
+            real(self, closing, seq)
+
+    patch.setattr(effects.Effects, "close", close)
+
+
 @pytest.mark.parametrize(
     ("switch", "says"),
     [
@@ -300,6 +461,28 @@ tries_init = tries.Tries.__init__
         (a_dropped_run_is_left_to_the_collector, ""),
         (a_drain_starts_bodies, "held or drains"),
         (waiting_runs_stay_in_memory, "in memory"),
+        (nobody_waits_for_what_was_given_up, ""),
+        (bodies_before_their_intents, "its intent is"),
+        (what_was_given_up_runs_again, "the code has given it up"),
+        (undone_in_the_order_of_calls, "order"),
+        (a_cancel_ends_an_undoing, ""),
+        (undone_while_others_are_in_flight, "before anybody knew"),
+        (closed_before_its_entry, "is not committed"),
+        (a_rebuild_forgets_what_never_began, "never began"),
+        (a_rebuild_forgets_what_was_observed, "observed"),
+        (a_word_on_another_attempt, "a word on attempt"),
+        (a_word_that_does_not_fit_counts_on, "times"),
+        (another_input_after_a_landing, "while 1 is landed"),
+        (a_key_for_each_attempt, "two keys"),
+        (what_began_before_counts_as_never_begun, "closed not_landed"),
+        (results_without_their_rows, "rows"),
+        (a_failed_undoing_is_over, "no person let it fail"),
+        (errors_without_a_question, "closed not_landed"),
+        (no_question_after_a_death, "irreversible"),
+        (intents_are_left_open, "is open"),
+        (a_failed_try_leaves_its_intent, ""),
+        (answers_overtake_timers, "overtook a timer"),
+        (an_undone_step_stays_landed, "is undone, and its intent"),
     ],
 )
 def test_a_missing_rule_shows(switch: Switch, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,10 @@ class World:
         calls = [c for c in self.of(row.id, closing.key) if c.attempt == closing.attempt]
         landed = any(map(self.has_landed, calls)) or (row.id, closing.key) in self.by_hand
         what = f"attempt {closing.attempt} of {closing.key} is closed {closing.state} by {closing.by}"
+        if closing.state == IntentState.LANDED:
+            self._check_with(row, what, closing.key)
+        if closing.state == IntentState.COMPENSATED:
+            self._check_with(row, what, f"~undo:{closing.key}")
         if closing.state in (IntentState.LANDED, IntentState.COMPENSATED) and not landed:
             raise Mismatch(f"{what}, and did not land")
         if closing.state == IntentState.NOT_LANDED and intent.effect in (Effect.IDEMPOTENT, Effect.IRREVERSIBLE):
@@ -158,8 +162,13 @@ class World:
             if any(c.landed is None for c in calls):
                 raise Mismatch(f"{what}, and is on its way")
 
+    def _check_with(self, row: Row, what: str, key: str) -> None:
+        """What says so is committed with it, or before."""
+        if not any(e.key == key and e.outcome == Outcome.OK for e in row.entries):
+            raise Mismatch(f"{what}, and the entry of {key} is not committed")
+
     def check_end(self, row: Row) -> None:
-        """Of a run that has ended: no call is left open, rows and entries agree, each step that landed landed once."""
+        """Of a run that has ended: no call is left open, and rows and entries agree with the world."""
         untold = any(e.kind == Kind.CANCEL and e.output is not None for e in row.entries)
         for intent in row.intents.values():
             settled = intent.resolved and intent.state != IntentState.OPEN
@@ -168,8 +177,14 @@ class World:
             calls = [c for c in self.of(row.id, intent.key) if c.attempt == intent.attempt]
             if intent.state == IntentState.NOT_LANDED and any(c.landed for c in calls):
                 raise Mismatch(f"attempt {intent.attempt} of {intent.key} is not_landed, and landed")
+        for entry in row.entries:
+            if entry.key.startswith("~undo:") and entry.outcome == Outcome.OK:
+                self._check_undone(row, entry.key.removeprefix("~undo:"))
         written: Counter[str] = Counter()
         for entry in row.entries:
+            failed = entry.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
+            if failed and entry.key.startswith("~undo:") and entry.mailbox_id is None:
+                raise Mismatch(f"entry {entry.seq} says that {entry.key} failed, and no person let it fail")
             if entry.kind == Kind.STEP and entry.outcome == Outcome.OK and entry.reuses is None:
                 written[entry.key] += entry.mailbox_id is None
                 self._check_entry(row, entry)
@@ -181,7 +196,19 @@ class World:
         if row.state is State.SUCCEEDED and untold:
             raise Mismatch("a run that could not be told to end succeeded")
 
+    def _check_undone(self, row: Row, key: str) -> None:
+        """The call that was undone says so."""
+        made = [i for (of, _), i in row.intents.items() if of == key]
+        if made and max(made, key=lambda i: i.attempt).state != IntentState.COMPENSATED:
+            raise Mismatch(f"{key} is undone, and its intent is {max(made, key=lambda i: i.attempt)}")
+        calls = self.of(row.id, f"~undo:{key}")
+        by_hand = (row.id, f"~undo:{key}") in self.by_hand
+        acting = [c for c in calls if c.effect is not Effect.TRANSACTIONAL]
+        if acting and not by_hand and not any(map(self.has_landed, acting)):
+            raise Mismatch(f"{key} is undone, and the world does not know of it")
+
     def _check_entry(self, row: Row, entry: Entry) -> None:
+        """A result is what the world answered."""
         calls = self.of(row.id, entry.key)
         if not calls or entry.mailbox_id is not None or calls[-1].effect is Effect.TRANSACTIONAL:
             return
