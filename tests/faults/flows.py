@@ -79,9 +79,12 @@ async def visit(number: int) -> int:
 def visit_sync(number: int) -> int:
     """The same in a thread."""
     info = step.current()
-    with httpx.Client(event_hooks={"request": [idempotency_header]}, timeout=60, trust_env=False) as client:
-        with contextlib.suppress(httpx.TransportError):
-            client.post(where(info, "visit"), headers=caller(info, "repeatable"))
+    hooks = {"request": [idempotency_header]}
+    with (
+        httpx.Client(event_hooks=hooks, timeout=60, verify=False, trust_env=False) as client,
+        contextlib.suppress(httpx.TransportError),
+    ):
+        client.post(where(info, "visit"), headers=caller(info, "repeatable"))
     return number
 
 

@@ -24,6 +24,7 @@ from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.effects_points import FOLDER
 from tests.crash.outside_calls import Call, Calls
 from tests.faults.flows import DEDUPS, MIX, TABLE
+from tests.runtime.facts import eventually
 
 __all__ = ["Load"]
 
@@ -126,6 +127,20 @@ class Load:
             self.runs.append(run)
             self._acknowledged.append({"run": str(run)})
 
+    def more(self, names: Sequence[str] = tuple(MIX), *, under_way: int = 10) -> None:
+        """So many are under way again."""
+        self.start(max(0, under_way - (len(self.runs) - self.over())), names)
+
+    def goes_on(self, entries: int, seconds: float = 60.0) -> None:
+        """Wait until so many more entries are committed, or nothing is left to do."""
+        before = self.length()
+        what = f"{entries} more entries are committed"
+        eventually(lambda: self.length() >= before + entries or self.over() == len(self.runs), what, seconds)
+
+    def length(self) -> int:
+        """Entries so far."""
+        return int(self.ask("select count(*) from journal")[0][0])
+
     def look(self) -> None:
         """See what is committed by now: whatever happens next, it may not be lost."""
         with contextlib.suppress(psycopg.OperationalError):
@@ -177,7 +192,7 @@ class Load:
 
     def _cancel(self, share: float) -> None:
         lingers = "select id from runs where workflow = 'linger' and state in ('running', 'waiting')"
-        unheard = " and not exists (select from mailbox where run_id = id and kind = 'cancel')"
+        unheard = " and not exists (select from mailbox where run_id = runs.id and kind = 'cancel')"
         for (run,) in self.ask_once(lingers + unheard):
             if self.chance.random() < share:
                 self._request("cancel", run, "select cancel(%s, %s)", run, PERSON)
