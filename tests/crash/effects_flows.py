@@ -130,7 +130,17 @@ def reconciled_sync(account: str, what: str) -> str:
     return call_sync(account, what)
 
 
-SYNC: Final = {"idempotent": idempotent_sync, "irreversible, with a reconciler": reconciled_sync}
+@step.policy(effect="irreversible", not_landed=REFUSED)
+def unasked_sync(account: str, what: str) -> str:
+    """In a thread."""
+    return call_sync(account, what)
+
+
+SYNC: Final = {
+    "idempotent": idempotent_sync,
+    "irreversible, with a reconciler": reconciled_sync,
+    "irreversible, without": unasked_sync,
+}
 
 
 async def quiet(number: int) -> int:

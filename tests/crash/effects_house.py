@@ -8,6 +8,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,18 +18,38 @@ from uuid import UUID
 import psycopg
 
 from replaykit import Client, Workflow
-from tests.crash.crew import Crew, WorkerProcess
+from tests.crash.crew import ROOT, Crew, WorkerProcess
 from tests.crash.effects_flows import TABLE
 from tests.crash.effects_points import FOLDER, Points
 from tests.crash.outside_calls import Calls
 from tests.crash.rows import Rows
 from tests.runtime.facts import eventually, lives
 
-__all__ = ["House", "opened"]
+__all__ = ["House", "OwnProcess", "kill", "opened"]
 
 MODULE: Final = "tests.crash.effects_flows"
 LIFESPAN: Final = ("--lifespan", f"{MODULE}:lifespan")
 ENDED: Final = ("succeeded", "failed", "cancelled", "held")
+
+
+class OwnProcess:
+    """A process with a `Worker` in it, which it has begun: `id`."""
+
+    def __init__(self, dsn: str, points: Path, lease_seconds: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.effects_process", dsn, str(lease_seconds)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(points)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.id = self.process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        """Its process's."""
+        return self.process.pid
 
 
 class House:
@@ -46,12 +68,19 @@ class House:
         self.points = Points(folder)
         self.crew = Crew(folder, dsn, calls.address, module=MODULE, env={FOLDER: str(folder)})
         self._accounts = itertools.count(1)
+        self._own: list[OwnProcess] = []
 
     def hire(self, *flags: str, children: int = 1) -> WorkerProcess:
         """A `replaykit worker` that is ready."""
         worker = self.crew.hire(*LIFESPAN, "--processes", str(children), *flags)
         worker.wait_ready(children)
         return worker
+
+    def hire_own(self, lease_seconds: float = 30.0) -> OwnProcess:
+        """A process of one's own with a `Worker` in it: with no parent, nothing ends it when its lease does."""
+        own = OwnProcess(self.dsn, self.points.folder, lease_seconds)
+        self._own.append(own)
+        return own
 
     def account(self, **how: Any) -> str:
         """A part of the world that no other test has; the name of it."""
@@ -119,6 +148,9 @@ class House:
     def close(self) -> None:
         """Kill whatever is left."""
         self.crew.close()
+        for own in self._own:
+            with own.process:
+                own.process.kill()
         self.rows.close()
 
 
