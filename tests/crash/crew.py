@@ -112,10 +112,11 @@ class Crew:
         self.dsn = dsn
         self.workers: list[WorkerProcess] = []
 
-    def hire(self, *flags: str) -> WorkerProcess:
-        """Start a `replaykit worker` with these flags."""
+    def hire(self, *flags: str, env: Mapping[str, str] | None = None) -> WorkerProcess:
+        """Start a `replaykit worker` with these flags, `env` added to its environment."""
         log = self._folder / f"worker-{len(self.workers)}.log"
-        worker = WorkerProcess(log, self._module, {**self._env, "REPLAYKIT_DATABASE_URL": self.dsn}, flags)
+        all = {**self._env, "REPLAYKIT_DATABASE_URL": self.dsn, **(env or {})}
+        worker = WorkerProcess(log, self._module, all, flags)
         self.workers.append(worker)
         return worker
 
