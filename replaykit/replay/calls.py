@@ -129,6 +129,7 @@ class StepInfo:
     __slots__ = (
         "_decode_input",
         "_effects",
+        "_effects_of",
         "_idempotency_key",
         "_input",
         "attempt",
@@ -148,6 +149,7 @@ class StepInfo:
         resources: Any = None,
         client: Any = None,
         effects: EffectSide | None = None,
+        effects_of: Callable[[str, int], EffectSide] | None = None,
     ) -> None:
         self.run_id = run_id
         self.key = key
@@ -158,6 +160,12 @@ class StepInfo:
         self._decode_input = decode_input
         self._input: dict[str, Any] | None = None
         self._effects = effects
+        self._effects_of = effects_of  # makes them for (key, attempt): few plain bodies ever ask
+
+    def _side(self) -> EffectSide | None:
+        if self._effects is None and self._effects_of is not None:
+            self._effects = self._effects_of(self.key, self.attempt)
+        return self._effects
 
     @property
     def has_key(self) -> bool:
@@ -197,13 +205,15 @@ class StepInfo:
     @property
     def written_at(self) -> dt.datetime | None:
         """When the intent of this attempt was written, aware, in UTC: no earlier can its call have landed. None without one."""
-        at = None if self._effects is None else self._effects.written_at
+        side = self._side()
+        at = None if side is None else side.written_at
         return None if at is None else EPOCH + dt.timedelta(microseconds=at)
 
     @property
     def observed(self) -> tuple[tuple[str, str], ...]:
         """`(kind, id)` of all that this step has observed, oldest first, earlier attempts included."""
-        return () if self._effects is None else tuple(self._effects.observed())
+        side = self._side()
+        return () if side is None else tuple(side.observed())
 
     def observe(self, kind: str, id: str) -> Committing:
         """Tell an identifier of the world outside, such as `observe("ticket", "123")`: it is committed as soon as can be, seen by
@@ -226,9 +236,10 @@ class StepInfo:
                 f"observe({kind!r}, ...) in step {self.key}, which has durability='async' and may run again after others "
                 "have gone on from it: give it durability='sync'"
             )
-        if self._effects is None:
+        side = self._side()
+        if side is None:
             raise OutsideRun(f"observe({kind!r}, ...) in step {self.key}: no run here takes observations")
-        return self._effects.observe(kind, id)
+        return side.observe(kind, id)
 
     @overload
     def connection(self) -> Awaitable[psycopg.AsyncConnection[TupleRow]]: ...
@@ -248,7 +259,8 @@ class StepInfo:
             OutsideRun: the step is not transactional.
             ConfigurationError: another class, or one of the other sort of body.
         """
-        connect = None if self._effects is None else self._effects.connect
+        side = self._side()
+        connect = None if side is None else side.connect
         if connect is None:
             raise OutsideRun(
                 f"connection() in step {self.key}, which is not transactional: declare it with effect='transactional'"

@@ -22,8 +22,6 @@ __all__ = ["POLICY_ATTRIBUTE", "UNSET", "CallStep", "CancelStep", "Command", "Pe
 
 T_co = TypeVar("T_co", covariant=True)
 
-_EFFECTS: Final[dict[Effect, Effect | None]] = {e: None if e is Effect.REPEATABLE else e for e in Effect}
-
 POLICY_ATTRIBUTE: Final = "__replaykit_policy__"
 """Where `@step.policy(...)` leaves its policy; the function stays plain."""
 
@@ -87,6 +85,7 @@ class CallStep:
         "effect",
         "function",
         "future",
+        "has_intent",
         "idempotency_key",
         "info",
         "input",
@@ -119,8 +118,13 @@ class CallStep:
         self.line = line
         self.runs_ahead = policy is not None and policy.durability == "async"
         """Whether its body may start ahead of the journal and its result is handed on before its commit."""
-        self.effect = None if policy is None or policy.effect is UNSET else _EFFECTS[policy.effect]
+        self.effect: Effect | None = None
         """Its `effect=`; None of a repeatable step."""
+        self.has_intent = False
+        """Whether an intent is committed before its body begins."""
+        if policy is not None and policy.effect is not UNSET and policy.effect is not Effect.REPEATABLE:
+            self.effect = policy.effect
+            self.has_intent = self.effect is not Effect.TRANSACTIONAL
         self.saga: Any = None  # the innermost `saga()` that it was called in and that owes its undoing
         self.compensates: tuple[str, int] | None = None  # of an undoing: the step, the attempt whose intent it closes
         self.abandoned = False
@@ -130,11 +134,6 @@ class CallStep:
         self.idempotency_key = ""  # set when its body is to start
         self.context: contextvars.Context | None = None
         self.future: asyncio.Future[Any] | None = None
-
-    @property
-    def has_intent(self) -> bool:
-        """Whether an intent is committed before its body begins."""
-        return self.effect is Effect.IDEMPOTENT or self.effect is Effect.IRREVERSIBLE
 
     @property
     def reconcile(self) -> Callable[[Any], Coroutine[Any, Any, Any]] | None:

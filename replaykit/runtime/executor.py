@@ -459,8 +459,9 @@ class Executor:
         driver = self.driver
         if driver is None:
             return
-        if verdict is Verdict.OK and driver.unit is not None:
-            self._committed(driver.unit)
+        unit = driver.unit
+        if verdict is Verdict.OK and unit is not None and (unit.closings or unit.observations):
+            self._committed(unit)
         self._tell(driver.verdict, verdict, words)
 
     def _committed(self, unit: Unit) -> None:
@@ -582,8 +583,9 @@ class Executor:
 
     def _info(self, call: CallStep, attempt: int, written_at: int | None, lent: Lent | None = None) -> StepInfo:
         """What its body or its reconciler may know of a step."""
-        driver = self.driver
-        earlier = tuple(driver.observed(call.key)) if driver is not None else ()
+        side = None
+        if written_at is not None or lent is not None:
+            side = self._side(call.key, attempt, written_at, lent)
         return StepInfo(
             self.run.id,
             call.key,
@@ -592,10 +594,14 @@ class Executor:
             lambda: call.info.decode_input(call.input.text),
             self.shop.resources,
             self.shop.client,
-            BodySide(
-                self._observations, call.key, attempt, written_at, earlier, None if lent is None else lent.connect
-            ),
+            side,
+            self._side,
         )
+
+    def _side(self, key: str, attempt: int, written_at: int | None = None, lent: Lent | None = None) -> BodySide:
+        earlier = tuple(self.driver.observed(key)) if self.driver is not None else ()
+        connect = None if lent is None else lent.connect
+        return BodySide(self._observations, key, attempt, written_at, earlier, connect)
 
     def _run_thread(
         self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, left: float | None
