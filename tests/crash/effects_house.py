@@ -127,7 +127,7 @@ class House:
         return self.rows.ask("select output from payloads where run_id = %s", run)[0][0]
 
     def error(self, run: UUID) -> str:
-        """The type of what it failed with, or of what a step did: without its module."""
+        """What it failed with, as JSON text."""
         (error,) = self.rows.ask("select error from payloads where run_id = %s", run)[0]
         return json.dumps(error)
 
