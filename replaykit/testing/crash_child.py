@@ -37,7 +37,10 @@ from replaykit.runtime.modules import load_object, load_workflows
 from replaykit.runtime.worker import Worker
 from replaykit.testing.counting import COUNTED_IN
 
-__all__ = ["Job", "Kill", "Side", "main"]
+__all__ = ["ORDER_BYTES", "Job", "Kill", "Side", "main"]
+
+ORDER_BYTES: Final = 16
+"""Of each order to a nursery: a number. With a socket: be the parent of a child that listens there. Without: kill that child."""
 
 Side = Literal["before", "after"]
 """Of a commit."""
@@ -120,9 +123,8 @@ class Wire:
 
 
 def main() -> int:
-    """Fork a child for each socket that comes over stdin, until that is closed."""
+    """Take orders from stdin, until that is closed."""
     children: set[int] = set()
-    _die_with(os.getppid())
     for name in _LIKELY:
         importlib.import_module(name)
     gc.collect()
@@ -130,9 +132,16 @@ def main() -> int:
     with socket.socket(fileno=os.dup(0)) as parent:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         while True:
-            message, descriptors, _, _ = socket.recv_fds(parent, 1, 1)
+            message, descriptors, _, _ = socket.recv_fds(parent, ORDER_BYTES, 1)
+            while message and len(message) < ORDER_BYTES:
+                message += parent.recv(ORDER_BYTES - len(message)) or b"\0" * ORDER_BYTES
+            children -= _ended(children)
             if not message:
                 break
+            if not descriptors:
+                if int(message) in children:  # ours until we wait for it: its number is nobody else's
+                    os.kill(int(message), signal.SIGKILL)
+                continue
             (descriptor,) = descriptors
             nursery = os.getpid()
             child = os.fork()
@@ -141,8 +150,7 @@ def main() -> int:
                 _be_child(descriptor, nursery)
             os.close(descriptor)
             children.add(child)
-            children -= _ended(children)
-    for child in children - _ended(children):  # ours until we wait for them: no number is another's
+    for child in children:
         os.kill(child, signal.SIGKILL)
     return 0
 

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from replaykit.replay.answers import Landed
 from replaykit.replay.calls import Workflow
 from replaykit.runtime.sync_client import SyncClient
 from replaykit.testing.counting import Effect, read_effects, tally
-from replaykit.testing.crash_child import Job, Kill, Side
+from replaykit.testing.crash_child import ORDER_BYTES, Job, Kill, Side
 from replaykit.testing.crash_report import Crash, CrashReport, Entry, Ran, differences, facts, varying
 
 __all__ = ["Doubt", "Nursery", "crash_everywhere"]
@@ -169,12 +168,14 @@ def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], job
         crashes = list(pool.map(crash_at, kills))
         # Bodies side by side are committed together or apart, as it happens: there may be more to come.
         for number in range(commits + 1, _COMMITS_MAX):
-            more = [crash_at(Kill(commit=number, side=side)) for side in sides]
-            crashes += [crash for crash in more if crash.reached or crash.differences]
-            if not any(crash.reached for crash in more):
+            first, *others = (Kill(commit=number, side=side) for side in sides)
+            crash = crash_at(first)
+            if not crash.reached:
+                crashes += [crash] if crash.differences else []
                 break
+            crashes += [crash, *map(crash_at, others)]
     except BaseException:
-        lab.nursery.close()  # whoever waits for a child hears of its end
+        lab.stop()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -239,6 +240,14 @@ class _Lab:
         self._dsn, self._schema = dsn, schema
         self._client = SyncClient(dsn, schema)
         self._database = Database(dsn, schema, name="testing")
+        self._running: set[_Experiment] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End what runs: nobody wants to know any more."""
+        self._stopping = True
+        for test in list(self._running):
+            test.stop()
 
     def close(self) -> None:
         """Leave the database."""
@@ -284,12 +293,18 @@ class _Lab:
     def _experiment(self) -> Iterator[_Experiment]:
         connection = self._database.connect_sync()
         test = _Experiment(self, connection, self.nursery.new_file())
+        self._running.add(test)
         try:
             test.start()
             yield test
         finally:
+            self._running.discard(test)
             test.close()
             connection.close()
+
+    def is_stopping(self) -> bool:
+        """Whether what runs is to end."""
+        return self._stopping
 
     def start_run(self, queue: str) -> UUID:
         """A fresh run."""
@@ -335,8 +350,15 @@ class _Experiment:
         self.ran = Ran(self._lab.start_run(self._queue))
         self._connection.run(SEED, {"run": self.ran.run_id})
 
+    def stop(self) -> None:
+        """End its processes; its own thread hears of that. From another."""
+        for child in self._children:
+            child.shut()
+
     def child(self, generation: int, kill: Kill | None) -> _Child:
         """A process for it, which imports the module meanwhile."""
+        if self._lab.is_stopping():
+            raise ConfigurationError("the runs that crash_everywhere compares with, or others, have failed")
         child = self._lab.nursery.child(generation, self._lab.job(self._queue, self._counted_in, kill))
         self._children.append(child)
         return child
@@ -430,8 +452,9 @@ class _Experiment:
 class _Child:
     """A process that executes one run, seen from its parent."""
 
-    def __init__(self, wire: socket.socket, job: Job) -> None:
+    def __init__(self, wire: socket.socket, job: Job, end: Callable[[int], None]) -> None:
         self.job = job
+        self._end = end
         self._wire = wire
         self._unread = b""
         self._pid: int | None = None
@@ -480,12 +503,16 @@ class _Child:
     def kill(self) -> None:
         """End it, and wait until it has ended."""
         if not self._gone and self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # its number is its own as long as its end is unheard of
-                os.kill(self._pid, signal.SIGKILL)
+            self._end(self._pid)
             end = time.monotonic() + _START_SECONDS
             while self.listen(0.5, lambda said: None) and time.monotonic() < end:
                 pass
         self._wire.close()  # one that has not come so far ends when it notices
+
+    def shut(self) -> None:
+        """Say no more, and hear no more: it ends when it notices. From any thread."""
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_RDWR)
 
 
 class Nursery:
@@ -549,13 +576,27 @@ class Nursery:
             ConfigurationError: the nursery is closed.
         """
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        try:
+            with theirs:
+                self._order(generation, 0, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        with contextlib.suppress(OSError):
+            ours.sendall(job.model_dump_json().encode() + b"\n")
+
+        def end(pid: int) -> None:
+            with contextlib.suppress(ConfigurationError):  # closed: it has ended with all others
+                self._order(generation, pid)
+
+        return _Child(ours, job, end)
+
+    def _order(self, generation: int, number: int, *sockets: socket.socket) -> None:
+        with self._lock:
             if not self._makers:
                 raise ConfigurationError("this Nursery is closed: use it in a `with`, and inside of that")
             try:
-                socket.send_fds(self._makers[generation][1], [b"!"], [theirs.fileno()])
+                order = f"{number:{ORDER_BYTES}}".encode()
+                socket.send_fds(self._makers[generation][1], [order], [each.fileno() for each in sockets])
             except OSError as error:
                 raise ConfigurationError(f"a nursery's process has ended:\n{self.last_words()}") from error
-        with contextlib.suppress(OSError):
-            ours.sendall(job.model_dump_json().encode() + b"\n")
-        return _Child(ours, job)

@@ -1,0 +1,55 @@
+"""Workflows for the facts of `crash_everywhere` that are no bugs: what its processes are given, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+
+from replaykit import step, workflow
+
+
+@contextlib.asynccontextmanager
+async def lifespan() -> AsyncIterator[str]:
+    """What bodies write."""
+    yield "here"
+
+
+async def write(folder: str, word: str) -> str:
+    """A line for each time, in a file of the run's."""
+    info = step.current()
+    with open(f"{folder}/{info.run_id}", "a", encoding="utf-8") as file:
+        file.write(f"{info.resources} {word}\n")
+    return f"{info.resources} {word}"
+
+
+@workflow
+async def writes(folder: str, *, word: str) -> str:
+    """Not idempotent, and counted by who looks into the folder."""
+    return await step(write, folder, word)
+
+
+async def block(pids: str) -> None:
+    """Tells this process and its parent, and turns the event loop no more."""
+    if pids:
+        with open(pids, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {os.getppid()}\n")
+    time.sleep(600)
+
+
+@workflow
+async def waits(pids: str) -> None:
+    """Does not come to an end."""
+    await step(block, pids)
+
+
+async def leave() -> None:
+    """Ends the process."""
+    os._exit(1)
+
+
+@workflow
+async def ends_process() -> None:
+    """Does not come to an end, nor does its process."""
+    await step(leave)

@@ -1,0 +1,322 @@
+"""`crash_everywhere` finds a planted bug of each kind, passes its clean twin, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from replaykit import Landed, NotLanded, Workflow, testing, workflow
+from replaykit.errors import ConfigurationError
+from replaykit.testing import Doubt, Nursery, count_effect, crash_everywhere, effects_counted
+from replaykit.testing.counting import Effect, tally
+from replaykit.testing.crash_report import Crash, CrashReport, Difference, Ran, differences, facts, varying
+from tests.proof import planted
+from tests.proof.own_flows import sends_unasked
+from tests.runtime.facts import eventually, lives
+from tests.testing import crash_victims
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """For all tests of this file but those that look at processes."""
+    with Nursery() as made:
+        yield made
+
+
+PLANTED: list[tuple[Workflow[..., Any], str]] = [
+    (planted.keeps_state, "next_number#2: its output is 1, in a clean run 2"),
+    (planted.acts_itself, "'mail' happened 2 times, in a clean run 1, by the workflow's own code"),
+    (planted.draws, "add#2 was called with one input before the kill and with another after it"),
+    (
+        planted.charges,
+        "'charge' happened 2 times, in a clean run 1, in step charge, whose body ran again: declare its effect=",
+    ),
+    (planted.walks_a_set, "the run is held, a clean one succeeded: step add"),
+]
+
+
+@pytest.mark.parametrize(("bug", "sentence"), PLANTED, ids=[bug.name for bug, _ in PLANTED])
+def test_a_planted_bug_is_found(bug: Workflow[..., Any], sentence: str, dsn: str, nursery: Nursery) -> None:
+    """And told in a sentence, with where the kill was that shows it."""
+
+    report = crash_everywhere(bug, dsn=dsn, nursery=nursery)
+
+    assert not report.ok
+    with pytest.raises(AssertionError) as told:
+        report.raise_if_not_ok()
+    assert sentence in str(told.value)
+    assert "killed before commit" in str(told.value) or "killed after commit" in str(told.value)
+
+
+TWINS: list[Workflow[..., Any]] = [
+    planted.tells_state,
+    planted.acts_in_step,
+    planted.draws_from_run,
+    planted.charges_by_key,
+    planted.walks_in_order,
+]
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=[twin.name for twin in TWINS])
+def test_its_clean_twin_passes(twin: Workflow[..., Any], dsn: str, nursery: Nursery) -> None:
+    """Killed on both sides of each commit."""
+
+    report = crash_everywhere(twin, dsn=dsn, nursery=nursery)
+
+    report.raise_if_not_ok()
+    assert report.killed == 2 * len(report.commits)
+    assert f"killed {report.killed} times at {len(report.commits)} commits: always the same end" in str(report)
+
+
+def test_what_ran_again_is_told_with_its_commit(dsn: str, nursery: Nursery) -> None:
+    """A body whose entry was not committed runs again; one whose entry stands does not."""
+
+    report = crash_everywhere(planted.charges_by_key, dsn=dsn, nursery=nursery)
+
+    assert report.commits == ("intent of charge_by_key", "charge_by_key", "add, the end")
+    again = {(crash.commit, crash.side): crash.repeated for crash in report.crashes if crash.repeated}
+    assert again == {(2, "before"): ("charge_by_key",), (3, "before"): ("add",)}
+    assert report.repeated == {"charge_by_key": 1, "add": 1}
+
+
+def test_one_side_and_ignored_steps(dsn: str, nursery: Nursery) -> None:
+    """What is not asked for is not done, and what is ignored makes no difference."""
+
+    report = crash_everywhere(
+        planted.keeps_state, dsn=dsn, nursery=nursery, kill=["after"], ignore=["next_number*", "result"]
+    )
+
+    assert report.ok
+    assert {crash.side for crash in report.crashes} == {"after"}
+    assert "not compared: next_number*, result" in str(report)
+
+
+def test_arguments_a_lifespan_and_effects_of_ones_own(dsn: str, nursery: Nursery, tmp_path: Path) -> None:
+    """The processes get what a worker gets; what the caller counts is compared."""
+    asked: list[UUID] = []
+
+    def lines(run: UUID) -> dict[str, int]:
+        asked.append(run)
+        return {"lines": (tmp_path / str(run)).read_text().count("\n")}
+
+    options: Any = {"dsn": dsn, "nursery": nursery, "effects": lines, "lifespan": crash_victims.lifespan}
+    report = crash_everywhere(crash_victims.writes, str(tmp_path), kwargs={"word": "there"}, **options)
+
+    assert {crash.run_id for crash in report.crashes} <= set(asked)
+    words = [difference.words for crash in report.crashes for difference in crash.differences]
+    assert words == ["effects= lines says 2, of a clean run 1"]
+
+
+def test_a_call_in_doubt_is_a_difference_unless_a_person_is_asked(dsn: str, nursery: Nursery) -> None:
+    """The sentence names the step, and both ways out."""
+    doubts: list[Doubt] = []
+
+    def word(doubt: Doubt) -> Landed[Any] | BaseException:
+        doubts.append(doubt)
+        return (
+            Landed("sent one" if doubt.key == "send_unasked" else "sent two") if doubt.counted("send") else NotLanded()
+        )
+
+    held = crash_everywhere(sends_unasked, False, dsn=dsn, nursery=nursery)
+    asked = crash_everywhere(sends_unasked, False, dsn=dsn, nursery=nursery, resolve=word)
+
+    assert "the run waits for a person: send_unasked may or may not have happened; give it reconcile=" in str(held)
+    assert {crash.held is None for crash in held.crashes if crash.differences} == {False}
+    asked.raise_if_not_ok()
+    assert "asked a person: send_unasked (2), send_unasked#2 (2)" in str(asked)
+    assert {doubt.counted("send") for doubt in doubts} == {0, 1}
+    assert all(len(doubt.idempotency_key) == 32 for doubt in doubts)
+
+
+# ------------------------------------------------------------------ what cannot be tested
+
+
+def test_a_workflow_that_no_other_process_finds_is_refused_in_a_sentence(dsn: str, nursery: Nursery) -> None:
+    """It is defined in a function, or its module does not import."""
+
+    @workflow
+    async def hidden() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="no workflow 'hidden' in tests"):
+        crash_everywhere(hidden, dsn=dsn, nursery=nursery, module="tests.testing.test_crash_everywhere")
+    with pytest.raises(ConfigurationError, match="there is no module 'nowhere_at_all'"):
+        crash_everywhere(planted.draws, dsn=dsn, nursery=nursery, module="nowhere_at_all")
+    with Nursery() as closed:
+        pass
+    with pytest.raises(ConfigurationError, match="this Nursery is closed"):
+        crash_everywhere(planted.draws, dsn=dsn, nursery=closed)
+
+
+def test_a_clean_run_that_does_not_end_is_refused_in_a_sentence(dsn: str) -> None:
+    """There is nothing to compare with."""
+
+    with pytest.raises(ConfigurationError, match=r"a clean run of waits is still running after 0.5 s, so there"):
+        crash_everywhere(crash_victims.waits, "", dsn=dsn, timeout=0.5)
+    with pytest.raises(ConfigurationError, match=r"a clean run of ends_process ended its process; its last words:"):
+        crash_everywhere(crash_victims.ends_process, dsn=dsn)
+
+
+# ------------------------------------------------------------------ processes
+
+SCRIPT = """
+import sys
+from replaykit import testing, workflow, step
+from tests.testing import crash_victims
+
+async def double(n: int) -> int:
+    testing.count_effect("double", once=True)
+    return 2 * n
+
+@workflow
+async def doubles(n: int) -> int:
+    return await step(double, n)
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        testing.crash_everywhere(crash_victims.waits, sys.argv[1], dsn=sys.argv[2])
+    print(testing.crash_everywhere(doubles, 3))
+"""
+
+
+def test_a_script_crashes_its_own_workflow_on_a_postgres_of_its_own(tmp_path: Path) -> None:
+    """Without a dsn; nothing of it is left."""
+    script = tmp_path / "doubling.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    ran = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert "doubles: killed 2 times at 1 commits: always the same end" in ran.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("replaykit-")] == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_its_parent(how: signal.Signals, tmp_path: Path, dsn: str) -> None:
+    """Whatever ends that, and although a body blocks the event loop."""
+    script = tmp_path / "doubling.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    pids = tmp_path / "pids"
+
+    parent = subprocess.Popen(
+        [sys.executable, script, str(pids), dsn],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    with parent:
+        eventually(lambda: pids.exists() and len(pids.read_text().split()) >= 4, "two bodies block")
+        parent.send_signal(how)
+    everybody = {int(pid) for pid in pids.read_text().split()}
+
+    eventually(lambda: not any(map(lives, everybody)), "all are gone")
+
+
+# ------------------------------------------------------------------ counting
+
+
+def test_count_effect_does_nothing_elsewhere() -> None:
+    """In production, and in other tests."""
+
+    with testing.step():
+        count_effect("charge")
+        assert effects_counted("charge") == 0
+    with pytest.raises(ConfigurationError, match=r"once=True\) where there is no idempotency key"):
+        count_effect("charge", once=True)
+    with pytest.raises(ConfigurationError, match=r"effects_counted\('charge'\) outside of a step"):
+        effects_counted("charge")
+
+
+def test_what_is_counted_once_is_counted_once_for_each_key() -> None:
+    """Others as often as they happen, for each step."""
+
+    found = tally(
+        [
+            Effect("charge", "a", "k1", once=True),
+            Effect("charge", "a", "k1", once=True),
+            Effect("charge", "b", "k2", once=True),
+            Effect("mail", "a", "k1"),
+            Effect("mail", "a", "k1"),
+            Effect("mail"),
+        ]
+    )
+
+    assert found == Counter({("a", "charge"): 1, ("b", "charge"): 1, ("a", "mail"): 2, (None, "mail"): 1})
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def ran(result: str | None, **what: Any) -> Ran:
+    return Ran(uuid4(), "succeeded", result=result, **what)
+
+
+def test_what_two_clean_runs_do_not_agree_on_is_not_compared() -> None:
+    """A part of a result alone, or all of a list whose length varies; the rest is."""
+    clean, twin = ran('{"at": 1, "n": [1, 2], "drawn": [1]}'), ran('{"at": 2, "n": [1, 2], "drawn": []}')
+    vary = varying(facts(clean), facts(twin))
+
+    def told(result: str) -> list[str]:
+        return [d.words for d in differences(clean, ran(result), vary=vary, declared={})]
+
+    assert told('{"at": 9, "n": [1, 2], "drawn": [3, 4, 5]}') == []
+    assert told('{"at": 9, "n": [1, 3], "drawn": [1]}') == ["the run's result.n.1 is 3, of a clean run 2"]
+    assert told('{"at": 9, "n": [1], "drawn": [1]}') == [
+        'the run\'s result.n is "a list of 1", of a clean run "a list of 2"'
+    ]
+
+
+def test_an_effect_that_is_missing_or_outside_of_its_declaration_is_told_so() -> None:
+    """Each kind of step has a sentence of its own."""
+    clean = ran("1", effects=Counter({("pay", "pay"): 1, ("send", "send"): 1, ("book", "mail"): 1}))
+    after = ran("1", effects=Counter({("pay", "pay"): 2, ("send", "send"): 2}))
+    declared = {"pay": "idempotent", "send": "irreversible", "book": "transactional"}
+
+    words = {d.words for d in differences(clean, after, vary=frozenset(), declared=declared)}
+
+    assert words == {
+        "'pay' happened 2 times, in a clean run 1, in step pay, which is declared idempotent: the other side took a second call"
+        " of one key for another",
+        "'send' happened 2 times, in a clean run 1, in step send, which is declared irreversible: did its reconcile= say that it"
+        " had not?",
+        "'mail' happened 0 times, in a clean run 1, in step book",
+    }
+
+
+def test_a_report_groups_kills_by_what_they_show() -> None:
+    """Three places are named, the others counted."""
+    crashes = tuple(
+        Crash(uuid4(), n, "before", "add", True, (), (), None, (Difference(("result",), "it differs"),))
+        for n in range(1, 6)
+    )
+
+    text = str(CrashReport("adding", ("add",) * 5, crashes, ()))
+
+    assert text.splitlines() == [
+        "adding: killed 5 times at 5 commits: 5 of the kills make a difference",
+        "  it differs",
+        "      killed before commit 1 (add), before commit 2 (add), before commit 3 (add) and 2 more",
+    ]
+
+
+def test_the_package_offers_the_function_and_not_a_module_of_its_name() -> None:
+    """The package's names are what they say, whichever is asked for first."""
+
+    assert testing.crash_everywhere is crash_everywhere
+    assert isinstance(testing.Nursery, type)
