@@ -79,10 +79,12 @@ class Load:
         calls.behave_usually(dedups=list(DEDUPS), lag=0.02, chances={"cut": 0.02, "do-cut": 0.02, "fail": 0.04})
         self.ask(TABLE)
 
-    def hire(self, *flags: str, children: int = 1, lease: float = 3.0) -> WorkerProcess:
+    def hire(
+        self, *flags: str, children: int = 1, lease: float = 3.0, env: dict[str, str] | None = None
+    ) -> WorkerProcess:
         """A `replaykit worker`."""
         settings = ("--lease-seconds", str(lease), "--evict-after-seconds", "1", "--grace-seconds", "2")
-        return self.crew.hire(*LIFESPAN, *settings, "--processes", str(children), *flags)
+        return self.crew.hire(*LIFESPAN, *settings, "--processes", str(children), *flags, env=env)
 
     # ------------------------------------------------------------------ asking
 
