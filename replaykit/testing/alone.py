@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from replaykit.errors import ConfigurationError
 from replaykit.replay.calls import CURRENT_STEP, StepInfo
 from replaykit.replay.execution import EPOCH, current_execution
 from replaykit.replay.keys import idempotency_key as key_of
+from replaykit.testing.lending import connector
 
 __all__ = ["step"]
 
@@ -58,7 +58,7 @@ def step(
     key = idempotency_key if idempotency_key is not None else key_of(run_id, "alone")
     side = _Alone(
         None if written_at is None else (written_at - EPOCH) // dt.timedelta(microseconds=1),
-        None if connection is None else _connector(connection),
+        None if connection is None else connector(connection),
         list(observed),
     )
     info = StepInfo(run_id, "alone", attempt, key, lambda: dict(input or {}), resources, client, side)
@@ -93,14 +93,3 @@ class _Alone:
     def observe(self, kind: str, id: str) -> _AtOnce:
         self.seen.append((kind, id))
         return _AtOnce()
-
-
-def _connector(connection: Any) -> Callable[[type[Any] | None], Any]:
-    """Gives it as a body expects it: an asynchronous one has to be awaited."""
-
-    async def awaited() -> Any:
-        return connection
-
-    # The one sign that psycopg's, SQLAlchemy's and a test's own connections and sessions have in common.
-    is_async = inspect.iscoroutinefunction(getattr(connection, "commit", None))
-    return lambda kind: awaited() if is_async else connection
