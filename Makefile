@@ -59,8 +59,8 @@ matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.
 soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
 
-crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it (about 10 minutes)
-	@$(PY) -m pytest tests/crash -m slow -s -q $(ARGS)
+crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it; 87 workflows killed at every commit (about 20 minutes)
+	@$(PY) -m pytest tests/crash tests/proof -m slow -s -q $(ARGS)
 
 docs: $(VENV)/.develops ## check the docs: links, settings, commands and the SQL in them
 	@$(PY) -m pytest -q tests/test_docs.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -320,3 +321,28 @@ def test_the_package_offers_the_function_and_not_a_module_of_its_name() -> None:
 
     assert testing.crash_everywhere is crash_everywhere
     assert isinstance(testing.Nursery, type)
+
+
+# ------------------------------------------------------------------ the page
+
+
+def test_the_page_on_it_says_what_is(tmp_path: Path, dsn: str) -> None:
+    """Its workflow and its test are run as a reader runs them, and the message is the one on the page."""
+    page = (ROOT / "docs" / "how-to" / "crash-your-workflows.md").read_text(encoding="utf-8")
+    shop, test, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (message,) = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "shop.py").write_text(shop, encoding="utf-8")
+    fixture = f"import pytest\n\n@pytest.fixture\ndef replaykit_dsn():\n    return {dsn!r}\n"
+    (tmp_path / "test_shop.py").write_text(f"{fixture}\n{test}", encoding="utf-8")
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert "1 failed" in ran.stdout, ran.stdout + ran.stderr
+    assert [line for line in message.splitlines() if line.strip() not in ran.stdout] == []
