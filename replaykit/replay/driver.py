@@ -543,11 +543,11 @@ class Driver:
         """
         unit = self.unit
         within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
-        closings = {c.key: c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)}
+        closings = {(c.key, c.attempt): c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)}
         for entry in (*(unit.entries if unit is not None else ()), *self._entries):
             if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
                 continue
-            closing = closings.get(entry.key)
+            closing = closings.get((entry.key, entry.attempt))
             if entry.key in within or entry.outcome == Outcome.CANCELLED or (closing is not None and closing.by):
                 continue
             landed = IntentState(closing.state) if closing is not None else None
