@@ -515,6 +515,39 @@ async def sends_at_last() -> str:
     )
 
 
+@step.policy(effect="irreversible", reconcile=find_sent)
+async def send_slowly(what: str) -> str:
+    """Nobody waits for it, and nobody stops it."""
+    await asyncio.sleep(0.2)
+    count_effect("send")
+    return f"sent {what}"
+
+
+@workflow
+async def gives_up() -> str:
+    """The wait for a call ends, the call goes on; one that was cut off is not made again."""
+    total = 0
+    try:
+        async with asyncio.timeout(0.05):
+            await step(send_slowly, "one")
+    except TimeoutError:
+        total = await step(add, 1, 2)
+    return f"gave up, {await step(add, total, 1)}"
+
+
+@step.policy(effect="idempotent", key_valid_for=0.001, reconcile=find_sent)
+async def send_while_valid(what: str) -> str:
+    """The other side forgets its keys at once: whoever comes later asks first."""
+    count_effect("send")
+    return f"sent {what}"
+
+
+@workflow
+async def outlives_keys() -> list[str]:
+    """Idempotent calls that are not repeated blindly."""
+    return [await step(send_while_valid, "one"), await step(send_while_valid, "two")]
+
+
 @workflow
 async def opens_tickets() -> list[str]:
     """Identifiers that are told before the call, and found again."""
@@ -651,6 +684,8 @@ CASES: Final = [
     Case("sends unasked", sends_unasked, (False,), {"resolve": word}, quick=True),
     Case("sends unknown", sends_unasked, (True,), {"resolve": word}),
     Case("sends at last", sends_at_last),
+    Case("gives up", gives_up, (), {"ignore": ["send_slowly"]}),
+    Case("outlives keys", outlives_keys),
     Case("opens tickets", opens_tickets),
     Case("books rows", books_rows, quick=True),
     Case("travels", travels),
