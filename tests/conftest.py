@@ -1,6 +1,8 @@
 """One throw-away Postgres for the whole run, and a database of its own for each test that asks for one.
 
 The server is the embedded one, shared by all xdist workers; `REPLAYKIT_PG_BIN` tests against another version.
+`pytest --pgbouncer` puts PgBouncer in transaction mode before it: what cannot work then is listed, with its reason, in
+docs/reference/pgbouncer.md, and nothing else is skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,18 +81,32 @@ def server_connection(server_dsn: str) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture(scope="session")
+def through(request: pytest.FixtureRequest, server_dsn: str) -> Iterator[Callable[[str], str]]:
+    """What makes of a database's URL the one that tests get."""
+    if not request.config.getoption("--pgbouncer"):
+        yield str
+        return
+    from tests.faults.pgbouncer import PgBouncer
+
+    with PgBouncer(server_dsn) as pooler:
+        yield pooler.through
+
+
 @pytest.fixture
-def dsn(server_dsn: str, server_connection: Connection, template_database: str) -> Iterator[str]:
+def dsn(
+    server_dsn: str, server_connection: Connection, template_database: str, through: Callable[[str], str]
+) -> Iterator[str]:
     """URL of a fresh, migrated database (schema `replaykit`) for one test."""
     with fresh_database(server_connection, template_database) as name:
-        yield with_database(server_dsn, name)
+        yield through(with_database(server_dsn, name))
 
 
 @pytest.fixture
-def empty_dsn(server_dsn: str, server_connection: Connection) -> Iterator[str]:
+def empty_dsn(server_dsn: str, server_connection: Connection, through: Callable[[str], str]) -> Iterator[str]:
     """URL of a fresh database with nothing in it, for one test."""
     with fresh_database(server_connection, "template1") as name:
-        yield with_database(server_dsn, name)
+        yield through(with_database(server_dsn, name))
 
 
 @contextlib.contextmanager
@@ -142,8 +158,30 @@ def make_open_folder() -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One of ours."""
+    parser.addoption("--pgbouncer", action="store_true", help="put PgBouncer in transaction mode before the database")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With PgBouncer, skip what docs/reference/pgbouncer.md lists."""
+    if config.getoption("--pgbouncer"):
+        from tests.faults.pgbouncer import reasons
+
+        known = reasons()
+        for item in items:
+            id = item.nodeid.partition("[")[0]
+            if reason := known.get(item.nodeid, known.get(id)):
+                item.add_marker(pytest.mark.skip(reason=f"PgBouncer: {reason}"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the run's home."""
+    if config.getoption("--pgbouncer"):
+        from tests.faults.pgbouncer import find_pgbouncer
+
+        if find_pgbouncer() is None:
+            raise pytest.UsageError("--pgbouncer: it is not installed (Debian: apt-get install pgbouncer)")
     if is_controller(config):
         os.environ[HOME_VARIABLE] = str(make_open_folder())
 

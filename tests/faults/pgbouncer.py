@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,10 @@ from psycopg.conninfo import conninfo_to_dict
 from replaykit.runtime.embedded_server import server_user
 from tests.runtime.facts import eventually
 
-__all__ = ["PgBouncer", "find_pgbouncer"]
+__all__ = ["PgBouncer", "find_pgbouncer", "reasons"]
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "pgbouncer.md"
+ROW: Final = re.compile(r"\| `(tests/\S+::[^`]+)` \| (.+?) \|")
 
 PLACES: Final = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 
@@ -26,6 +30,11 @@ PLACES: Final = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 def find_pgbouncer() -> str | None:
     """Its path; None if it is not installed."""
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:{PLACES}")
+
+
+def reasons() -> dict[str, str]:
+    """Why a test is skipped with it, by id, as the page says."""
+    return dict(ROW.findall(PAGE.read_text(encoding="utf-8")))
 
 
 class PgBouncer:
@@ -45,9 +54,7 @@ class PgBouncer:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="replaykit-pgbouncer-"))
-        uid, gid = server_user(self._folder / "data")
-        for path in (self._folder,):
-            path.chmod(0o755)
+        self._folder.chmod(0o755)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         (self._folder / "users.txt").write_text('"postgres" ""\n')
@@ -63,15 +70,7 @@ class PgBouncer:
             "ignore_startup_parameters = extra_float_digits,options\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._log = (self._folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            [self._program, ini],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            user=uid,
-            group=gid,
-            extra_groups=None if uid is None else [],
-        )
+        self._start()
         try:
             eventually(self._answers, "pgbouncer answers")
         except AssertionError as error:
@@ -79,6 +78,24 @@ class PgBouncer:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _start(self) -> None:
+        uid, gid = server_user(self._folder / "data")
+        self._process = subprocess.Popen(
+            [self._program, self._folder / "pgbouncer.ini"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            user=uid,
+            group=gid,
+            extra_groups=None if uid is None else [],
+        )
+
+    def restart(self) -> None:
+        """SIGKILL, and another one on the same port."""
+        self._process.kill()
+        self._process.wait()
+        self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -112,12 +112,12 @@ class Own:
 
     # ------------------------------------------------------------------ a standby
 
-    def standby(self, folder: Path) -> Own:
+    def standby(self, folder: Path, *, disk: Path | None = None) -> Own:
         """Another server that follows this one; from now on a commit here is acknowledged once it is there as well."""
-        folder.mkdir(mode=0o755)
-        other = Own(folder, self._settings)
+        other = Own(folder, self._settings, disk=disk)
         cluster, mine = other._cluster, self._cluster
         cluster.bin_dir = mine.bin_dir
+        cluster.data = cluster.choose_base() / "data"
         cluster.own_folder(cluster.data)
         command: list[str | Path] = [
             mine.bin_dir / "pg_basebackup",
