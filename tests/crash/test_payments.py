@@ -47,14 +47,19 @@ class Chaos:
         log = self.house.calls.log
         until = log(self.account).moments + self._chance.randrange(2 * RUNS)
         eventually(lambda: log(self.account).moments >= until or self.have_ended(batch), "calls are made")
-        busy = sorted({call.pid for call in log(self.account).open if lives(call.pid)})
         pids = self.house.rows.ask("select distinct pid from workers join runs on worker = workers.id order by 1")
-        working = [pid for (pid,) in pids if lives(pid)]
+        working = [pid for (pid,) in pids if lives(pid) and not self._is_solo(pid)]
+        acting = {call.pid for call in log(self.account).open}
+        busy = [pid for pid in working if pid in acting]
         victims = busy if busy and self._chance.random() < 0.8 else working
         if not victims:
             return 0
         kill(self._chance.choice(victims))
         return 1
+
+    def _is_solo(self, pid: int) -> bool:
+        """It tries a run apart whose process has ended several times before it got any further: three more would hold it."""
+        return any(worker.events("child_started", pid=pid, solo=True) for worker in self.house.crew.workers)
 
     def have_ended(self, runs: Sequence[UUID]) -> bool:
         """Or wait for a person."""
