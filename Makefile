@@ -47,8 +47,8 @@ types: $(VENV)/.develops ## mypy --strict and pyright, over the package, its tes
 	@$(PY) -m mypy
 	@$(PY) tests/typing/run_pyright.py
 
-bench: $(VENV)/.develops .venv-peers/.installed ## the figures: must, goal, measured, peers; exits 1 if a must is missed
-	@$(PY) -m benchmarks $(ARGS)
+bench: $(VENV)/.develops .venv-peers/.installed ## the figures: must, goal, measured, peers; exits 1 if a must is missed (RECORD=1: written down)
+	@$(PY) -m benchmarks $(if $(RECORD),--record) $(ARGS)
 
 simulate: $(VENV)/.develops ## SEEDS=10000: random programs, crashes and orders of completion through the pure core
 	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
@@ -59,7 +59,7 @@ matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.
 soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
 
-crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it; 87 workflows killed at every commit (about 20 minutes)
+crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it; 89 workflows killed at every commit (about 20 minutes)
 	@$(PY) -m pytest tests/crash tests/proof -m slow -s -q $(ARGS)
 
 docs: $(VENV)/.develops ## check the docs: links, settings, commands and the SQL in them

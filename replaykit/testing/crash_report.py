@@ -40,7 +40,7 @@ class Ran:
         declared: by step, its `effect=`.
         inputs: by step, the digests of what its body was called with.
         commits: what each commit of its first process brought.
-        killed: whether that process was killed where it was to be.
+        kills: how many of its processes were killed where they were to be.
         broken: entries that stood when it was killed, and do not stand as they did.
     """
 
@@ -57,7 +57,7 @@ class Ran:
     declared: dict[str, str | None] = field(default_factory=dict)
     inputs: dict[str, set[str | None]] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
-    killed: bool = False
+    kills: int = 0
     broken: list[str] = field(default_factory=list)
 
 
@@ -97,7 +97,7 @@ class Crash:
         commit: at which commit of the run's first process, from 1.
         side: `before` the commit was sent, or `after` it stood and before anybody in the process had heard of it.
         what: what the commit brings.
-        reached: False: this run made fewer commits, and was not killed.
+        kills: how many processes were killed; 0: this run made fewer commits.
         repeated: steps whose bodies began more often than in a clean run.
         in_doubt: steps with which it waited for a person, who gave a word (`resolve=`).
         held: why it is held, if it is.
@@ -108,11 +108,16 @@ class Crash:
     commit: int
     side: str
     what: str
-    reached: bool
+    kills: int
     repeated: tuple[str, ...]
     in_doubt: tuple[str, ...]
     held: str | None
     differences: tuple[Difference, ...]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run came that far."""
+        return self.kills > 0
 
     @property
     def where(self) -> str:
@@ -144,11 +149,11 @@ class CrashReport:
     @property
     def killed(self) -> int:
         """How many processes were killed."""
-        return sum(crash.reached for crash in self.crashes)
+        return sum(crash.kills for crash in self.crashes)
 
     @property
     def repeated(self) -> dict[str, int]:
-        """Steps whose bodies ran again after a kill, and after how many. To run again is no fault of a step by itself."""
+        """Steps whose bodies ran again after a kill, and in how many runs. To run again is no fault of a step by itself."""
         return dict(Counter(step for crash in self.crashes for step in crash.repeated))
 
     def raise_if_not_ok(self) -> None:
@@ -166,7 +171,7 @@ class CrashReport:
             lines = [f"{kills}: always the same end"]
         else:
             bad = sum(bool(crash.differences) for crash in self.crashes)
-            lines = [f"{kills}: {bad} of the kills {'makes' if bad == 1 else 'make'} a difference"]
+            lines = [f"{kills}: {bad} of {len(self.crashes)} runs {'comes' if bad == 1 else 'come'} to another end"]
         by_words: dict[str, list[str]] = {}
         for crash in self.crashes:
             for difference in crash.differences:
@@ -176,7 +181,7 @@ class CrashReport:
             lines += [f"  {words}", f"      killed {', '.join(where[:3])}{more}"]
         if self.repeated:
             again = ", ".join(f"{step} ({times})" for step, times in self.repeated.items())
-            lines.append(f"  bodies that ran again, and after how many kills: {again}")
+            lines.append(f"  bodies that ran again, and in how many runs: {again}")
         asked = Counter(step for crash in self.crashes for step in crash.in_doubt)
         if asked:
             lines.append(f"  asked a person: {', '.join(f'{step} ({times})' for step, times in asked.items())}")

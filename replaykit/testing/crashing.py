@@ -100,6 +100,7 @@ def crash_everywhere(
     effects: Callable[[UUID], Any] | None = None,
     resolve: Callable[[Doubt], Landed[Any] | BaseException] | None = None,
     kill: Sequence[Literal["before", "after"]] = ("before", "after"),
+    twice: bool = False,
     ignore: Sequence[str] = (),
     timeout: float = 30.0,
     jobs: int = 4,
@@ -122,6 +123,7 @@ def crash_everywhere(
         resolve: a person's word on a call that is in doubt, as `Handle.resolve` takes it. None: a run that waits for a person
             is a difference.
         kill: on which sides of a commit.
+        twice: kill the process that takes over as well, at its own first commit, on the same side; a third one goes on.
         ignore: step keys (with `*`), or `result`: what is not compared.
         timeout: seconds that a run may take after its start, or after its kill.
         jobs: how many runs at once. 1 where `effects` cannot tell one run from another.
@@ -142,7 +144,7 @@ def crash_everywhere(
         lab.module = module if module is not None else _module_of(workflow)
         lab.lifespan = lifespan if lifespan is None or isinstance(lifespan, str) else _reference(lifespan)
         lab.settings = settings if settings is not None else Settings(poll_seconds=_POLL_SECONDS)
-        lab.effects, lab.resolve, lab.timeout = effects, resolve, timeout
+        lab.effects, lab.resolve, lab.timeout, lab.twice = effects, resolve, timeout, twice
         return _everywhere(lab, tuple(kill), tuple(ignore), jobs)
 
 
@@ -161,7 +163,7 @@ def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], job
             found = differences(clean, ran, vary=vary, ignore=ignore, declared=declared)
             held = ran.reason if ran.state == "held" else None
             doubts = tuple(dict.fromkeys(ran.doubts))
-            return Crash(ran.run_id, kill.commit, kill.side, what, ran.killed, again, doubts, held, found)
+            return Crash(ran.run_id, kill.commit, kill.side, what, ran.kills, again, doubts, held, found)
 
         commits = max(len(clean.commits), len(twin.commits))
         kills = [Kill(commit=number, side=side) for number in range(1, commits + 1) for side in sides]
@@ -224,6 +226,7 @@ class _Lab:
     effects: Callable[[UUID], Any] | None
     resolve: Callable[[Doubt], Landed[Any] | BaseException] | None
     timeout: float
+    twice: bool
 
     def __init__(
         self,
@@ -262,7 +265,7 @@ class _Lab:
         with self._experiment() as test:
             child = test.child(generation, None)
             child.go()
-            if not test.watch(child, first=True):
+            if not test.watch(child):
                 raise ConfigurationError(
                     f"a clean run of {self.workflow.name} ended its process; its last words:\n{self.nursery.last_words()}"
                 )
@@ -277,15 +280,17 @@ class _Lab:
         return ran
 
     def run_killed(self, kill: Kill) -> Ran:
-        """A run whose process is killed there, and which another one takes up."""
+        """A run whose process is killed there, and which another one takes up; which is killed at once, too, if `twice`."""
         with self._experiment() as test:
-            victim, heir = test.child(0, kill), test.child(1, None)
-            victim.go()
-            if not test.watch(victim, first=True):
-                test.bury(victim)
-                heir.go()
-                if not test.watch(heir):
-                    test.ran.broken.append("the process that took the run up ended by itself")
+            kills = [kill, Kill(commit=1, side=kill.side), None] if self.twice else [kill, None]
+            children = [test.child(number % 2, each) for number, each in enumerate(kills)]  # all import meanwhile
+            for child in children:
+                child.go()
+                if test.watch(child):
+                    break
+                test.bury(child)
+            else:
+                test.ran.broken.append("the process that took the run up ended by itself")
             test.look()
         return test.ran
 
@@ -363,16 +368,23 @@ class _Experiment:
         self._children.append(child)
         return child
 
-    def watch(self, child: _Child, *, first: bool = False) -> bool:
+    def watch(self, child: _Child) -> bool:
         """Until the run has ended, or its time is over; False: the process has ended before."""
         end = time.monotonic() + self._lab.timeout
+
+        def hear(said: Mapping[str, Any]) -> None:
+            self._heard(child, said)
+
         while True:
-            alive = child.listen(_LOOK_SECONDS, lambda said: self._heard(said, first=first))
+            alive = child.listen(_LOOK_SECONDS, hear)
             state, reason, output, error, waiting_for = self._connection.run(RUN, {"run": self.ran.run_id})[0]
             self.ran.state, self.ran.reason, self.ran.result, self.ran.error = state, reason, output, error
             if state in _ENDED and not self._asked(state):
-                if first:
-                    self._hear_out(child)
+                # What it has said when it made the last commit; with which it may be about to kill itself.
+                kill = child.job.kill
+                while child.listen(2 * _LOOK_SECONDS, hear) and time.monotonic() < end:
+                    if kill is None or kill.commit > child.commits:
+                        break
                 return True
             if not alive:
                 return False
@@ -381,19 +393,14 @@ class _Experiment:
                 self.ran.state = f"still {state}{waits} after {self._lab.timeout:g} s"
                 return True
 
-    def _hear_out(self, child: _Child) -> None:
-        """What the first process has said when it made the last commit; with which it may be about to kill itself."""
-        kill, end = child.job.kill, time.monotonic() + self._lab.timeout
-        while child.listen(0.02, lambda said: self._heard(said, first=True)) and time.monotonic() < end:
-            if kill is None or kill.commit > len(self.ran.commits):
-                break
-
-    def _heard(self, said: Mapping[str, Any], *, first: bool) -> None:
+    def _heard(self, child: _Child, said: Mapping[str, Any]) -> None:
         ran = self.ran
-        if said["kind"] == "commit" and first:
-            ran.commits.append(said["what"])
+        if said["kind"] == "commit":
+            child.commits += 1
+            if child is self._children[0]:
+                ran.commits.append(said["what"])
         elif said["kind"] == "killed":
-            ran.killed = True
+            ran.kills += 1
         elif said["kind"] == "body":
             ran.begun[said["step"]] += 1
             ran.declared[said["step"]] = said["effect"]
@@ -418,7 +425,7 @@ class _Experiment:
         worker = child.job.worker_id
         asked = leases.release_worker(worker, True, how="was killed by SIGKILL")
         self._connection.run_all([leases.lock_runs(worker), asked])
-        self._standing = self._journal()
+        self._standing += self._journal()
 
     def look(self) -> None:
         """See what the run has come to."""
@@ -454,6 +461,7 @@ class _Child:
 
     def __init__(self, wire: socket.socket, job: Job, end: Callable[[int], None]) -> None:
         self.job = job
+        self.commits = 0  # that it has begun
         self._end = end
         self._wire = wire
         self._unread = b""

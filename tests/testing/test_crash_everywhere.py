@@ -91,6 +91,15 @@ def test_what_ran_again_is_told_with_its_commit(dsn: str, nursery: Nursery) -> N
     assert report.repeated == {"charge_by_key": 1, "add": 1}
 
 
+def test_the_process_that_takes_over_may_be_killed_as_well(dsn: str, nursery: Nursery) -> None:
+    """At its own first commit; a third one goes on."""
+
+    report = crash_everywhere(planted.charges_by_key, dsn=dsn, nursery=nursery, twice=True)
+
+    report.raise_if_not_ok()
+    assert [crash.kills for crash in report.crashes] == [2, 2, 2, 2, 2, 1]  # after the last commit nobody takes over
+
+
 def test_one_side_and_ignored_steps(dsn: str, nursery: Nursery) -> None:
     """What is not asked for is not done, and what is ignored makes no difference."""
 
@@ -303,14 +312,14 @@ def test_an_effect_that_is_missing_or_outside_of_its_declaration_is_told_so() ->
 def test_a_report_groups_kills_by_what_they_show() -> None:
     """Three places are named, the others counted."""
     crashes = tuple(
-        Crash(uuid4(), n, "before", "add", True, (), (), None, (Difference(("result",), "it differs"),))
+        Crash(uuid4(), n, "before", "add", 1, (), (), None, (Difference(("result",), "it differs"),))
         for n in range(1, 6)
     )
 
     text = str(CrashReport("adding", ("add",) * 5, crashes, ()))
 
     assert text.splitlines() == [
-        "adding: killed 5 times at 5 commits: 5 of the kills make a difference",
+        "adding: killed 5 times at 5 commits: 5 of 5 runs come to another end",
         "  it differs",
         "      killed before commit 1 (add), before commit 2 (add), before commit 3 (add) and 2 more",
     ]
