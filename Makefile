@@ -12,6 +12,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 SEEDS ?= 10000
+MINUTES ?= 10
 WORKERS ?= 2
 PYTHONS := python3 python3.13 python3.12 python3.11 /usr/bin/python3
 SOURCES := replaykit tests benchmarks docs migrations
@@ -56,8 +57,15 @@ simulate: $(VENV)/.develops ## SEEDS=10000: random programs, crashes and orders 
 matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.11, 3.12 and 3.13; ARGS=tests: all tests
 	@sh tests/matrix.sh $(ARGS)
 
-soak: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
+slow: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
+
+# Some faults need root (a small disk) or Debian's packages libfaketime and pgbouncer; what cannot be done is told.
+soak: $(VENV)/.develops ## MINUTES=10 SEED=: all faults at random over a mix of runs, the checker at the end; RECORD=1 writes the page
+	@$(PY) -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record) $(ARGS)
+
+faults: $(VENV)/.develops ## each fault by itself, many times: servers killed, commits acknowledged to nobody, a failover, a full disk
+	@$(PY) -m pytest tests/faults -s -q $(ARGS)
 
 crash: $(VENV)/.develops ## 20 real workers, 200 kills and more: what a server outside saw of it; 89 workflows killed at every commit (about 20 minutes)
 	@$(PY) -m pytest tests/crash tests/proof -m slow -s -q $(ARGS)
@@ -100,4 +108,4 @@ $(PY):
 	done; \
 	echo "make: no Python >= 3.11 with venv and ensurepip found (tried: $(PYTHONS))" >&2; exit 1
 
-.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix soak crash docs clean
+.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix slow soak faults crash docs clean
