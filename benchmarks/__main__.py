@@ -1,12 +1,16 @@
 """`make bench`: must, goal and measured for every figure of the design; exits 1 if a must is missed.
 
 Ratios are taken within one run on one server, as the median of alternating pairs, because machines are noisy.
-`--quick` measures less of everything, to see that it works. `--markdown` prints the table as docs/performance.md has it.
+`--quick` measures less of everything, to see that it works. `--markdown` prints the table as docs/performance.md has it,
+`--record` (`make bench RECORD=1`) writes it there, with the machine and the day.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +26,8 @@ from rich.table import Table
 from benchmarks.server import ROOT, database, run_part, scratch, server
 
 console = Console()
+BEGIN = "<!-- make bench RECORD=1 writes from here -->"
+END = "<!-- to here -->"
 
 
 @dataclass
@@ -50,6 +56,9 @@ class Sizes:
     cancelled: int = 100
     kills: int = 5
     effects: int = 1_000
+    wide: int = 10_000
+    long: int = 100_000
+    stored: int = 5_000
 
 
 QUICK = Sizes(
@@ -63,6 +72,9 @@ QUICK = Sizes(
     cancelled=20,
     kills=2,
     effects=100,
+    wide=500,
+    long=2_000,
+    stored=500,
 )
 
 
@@ -234,6 +246,26 @@ def effects(dsn: str, sizes: Sizes) -> list[Row]:
     ]
 
 
+def scale(dsn: str, sizes: Sizes) -> list[Row]:
+    """What many of something cost; no must."""
+    wide = one(run_part("scale", database(dsn, "wide"), "fan-out", str(sizes.wide)))
+    long = one(run_part("scale", database(dsn, "long"), "journal", str(sizes.long), timeout=1_800))
+    many = one(run_part("scale", database(dsn, "concurrent"), "concurrent", str(sizes.killed)))
+    more = one(run_part("scale", database(dsn, "processes"), "processes", "4"))
+    size = one(run_part("scale", database(dsn, "bytes"), "bytes", str(sizes.stored)))
+    alone, four = more["steps_per_s_1"], more["steps_per_s_4"]
+    figures = {
+        f"one run that gathers {wide['steps']:,} steps": f"{wide['seconds']:.1f} s, {wide['grown_mb']:+.0f} MB",
+        f"a journal of {long['entries']:,} entries claimed by a fresh process": f"{long['seconds']:.1f} s, "
+        f"{long['grown_mb']:+.0f} MB",
+        f"{many['runs']:,} runs in memory at once": f"{many['kb_a_run']:.0f} KB a run ({many['grown_mb']:+.0f} MB)",
+        "4 worker processes over one, 200 runs": f"{four / alone:.1f}x ({four:,.0f} over {alone:,.0f} steps/s)",
+        "WAL a step, one run, 100 runs": f"{size['wal_1']:,.0f}, {size['wal_100']:,.0f} bytes",
+        "journal and its index a step, one run, 100 runs": f"{size['stored_1']:,.0f}, {size['stored_100']:,.0f} bytes",
+    }
+    return [Row(figure, "", "", measured, None, None) for figure, measured in figures.items()]
+
+
 def peers(dsn: str, _: Sizes) -> list[Row]:
     """The peers in the same run; no must, but what the figures stand beside."""
     python = ROOT / ".venv-peers" / "bin" / "python"
@@ -279,17 +311,52 @@ PARTS: dict[str, Callable[[str, Sizes], list[Row]]] = {
     "cancelling": cancelling,
     "durability": durability,
     "effects": effects,
+    "scale": scale,
     "peers": peers,
 }
 
 
+WORDS = {True: "yes", False: "NO", None: ""}
+
+
+def as_markdown(rows: list[Row]) -> str:
+    """The table as docs/performance.md has it."""
+    lines = ["| figure | must | goal | measured | must met | goal reached |", "|---|---|---|---|---|---|"]
+    for r in rows:
+        lines.append(f"| {r.figure} | {r.must} | {r.goal} | {r.measured} | {WORDS[r.met]} | {WORDS[r.reached]} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """What these figures are of: processor, cores, system, Python, day."""
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "?"
+    )
+    name = next((line.partition("=")[2].strip('"') for line in _lines("/etc/os-release") if "PRETTY_NAME" in line), "?")
+    python = platform.python_version()
+    today = datetime.date.today().isoformat()
+    return f"Measured by `make bench RECORD=1` on {today}: {os.cpu_count()} cores of {cpu}, {name}, Python {python}."
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def record(rows: list[Row]) -> None:
+    """Put the table into docs/performance.md, between its marks."""
+    page = ROOT / "docs" / "performance.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{as_markdown(rows)}\n\n{machine()}\n\n{END}{after}", encoding="utf-8")
+
+
 def show(rows: list[Row], markdown: bool) -> None:
     """The table."""
-    words = {True: "yes", False: "NO", None: ""}
     if markdown:
-        print("| figure | must | goal | measured | must met | goal reached |\n|---|---|---|---|---|---|")
-        for r in rows:
-            print(f"| {r.figure} | {r.must} | {r.goal} | {r.measured} | {words[r.met]} | {words[r.reached]} |")
+        print(as_markdown(rows))
         return
     table = Table("figure", "must", "goal", "measured", "must met", "goal reached", title="replaykit benchmarks")
     for r in rows:
@@ -298,8 +365,8 @@ def show(rows: list[Row], markdown: bool) -> None:
             r.must,
             r.goal,
             r.measured,
-            words[r.met],
-            words[r.reached],
+            WORDS[r.met],
+            WORDS[r.reached],
             style="red" if r.met is False else None,
         )
     console.print(table)
@@ -313,6 +380,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="measure less of everything")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone (may be given several times)")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    parser.add_argument("--record", action="store_true", help="write the table into docs/performance.md")
     options = parser.parse_args()
     rows: list[Row] = []
     with server() as dsn:
@@ -322,6 +390,8 @@ def main() -> int:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             rows += part(dsn, QUICK if options.quick else Sizes())
     show(rows, options.markdown)
+    if options.record:
+        record(rows)
     missed = [r.figure for r in rows if r.met is False]
     if missed and not options.quick:
         print(f"missed: {'; '.join(missed)}", file=sys.stderr)

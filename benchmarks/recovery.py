@@ -26,8 +26,10 @@ STEPS = {"child": 60, "worker": 100}
 SETTLE_SECONDS = 4.0  # a worker that has just started is still importing its spare child
 
 
-def start_worker(dsn: str, lease_seconds: float, log: Path, module: Path | str = FILE) -> subprocess.Popen[bytes]:
-    """A real `replaykit worker`."""
+def start_worker(
+    dsn: str, lease_seconds: float, log: Path, module: Path | str = FILE, *flags: str
+) -> subprocess.Popen[bytes]:
+    """A real `replaykit worker`; later flags go before earlier ones."""
     code = "import sys; from replaykit.interfaces.cli import main; sys.exit(main())"
     command = [
         sys.executable,
@@ -39,6 +41,7 @@ def start_worker(dsn: str, lease_seconds: float, log: Path, module: Path | str =
         str(lease_seconds),
         "--concurrency",
         "2000",
+        *flags,
     ]
     return subprocess.Popen(
         command, env={**os.environ, "REPLAYKIT_DATABASE_URL": dsn}, stdout=log.open("ab"), stderr=subprocess.STDOUT
