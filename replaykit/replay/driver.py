@@ -314,7 +314,7 @@ class Driver:
                 self._record_step(call, outcome)
             else:
                 self._record_effect(call, outcome)
-        else:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
+        elif not outcome.within:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
             self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
 
