@@ -301,13 +301,18 @@ class Effects:
         for key, attempt in old._unbegun:
             self._unbegun.add((key, attempt))
         self._ours |= old._ours
-        self.ended = old.ended
+        self.ended = {key: (attempt, _afresh(ended)) for key, (attempt, ended) in old.ended.items()}
         for key, doubt in old.asking.items():
             call, last = asked.get(key), self._last.get(key)
             if call is not None and last is not None and last.attempt == doubt.intent.attempt:
                 self.asking[key] = replace(doubt, call=call, intent=last)
         for seen in (*unwritten, *old._observations):
             self.observe(seen)
+
+
+def _afresh(ended: BodyOutcome) -> BodyOutcome:
+    """The same with an error of its own: one that was raised in a dropped execution bears its traceback."""
+    return replace(ended, value=decode_error(ended.error)) if ended.error is not None else ended
 
 
 def failure(outcome: BodyOutcome) -> str:
