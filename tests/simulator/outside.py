@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from replaykit.limits import Settings
 from replaykit.replay.driver import Answer, Driver, Phase, Reconcile, StartBody, result_outcome
-from replaykit.replay.entries import Effect, Intent, IntentState, Kind, Observation, State, Unit
+from replaykit.replay.entries import Effect, Intent, IntentState, Kind, Observation, Outcome, State, Unit
 from replaykit.replay.requests import CallStep
 from tests.simulator.database import Database, Mismatch, Row
 from tests.simulator.hosts import Host, Worker
@@ -231,6 +231,9 @@ class Outside:
                 raise Mismatch(f"attempt {action.attempt} of {call.key} is not the call of its intent {stands}")
             if action.written_at is None or stands.written_at > action.written_at:
                 raise Mismatch(f"{call.key} is told that its intent is of {action.written_at}, it is {stands}")
+        before = [e for e in row.entries if e.key == call.key and e.kind == Kind.STEP]
+        if before and before[-1].outcome == Outcome.OK:
+            raise Mismatch(f"{call.key} is made with {call.input.text}, it landed with {before[-1].input}")
         at = call.key, action.attempt
         new = action.attempt == 1 and at in host.wrote  # else an idempotent one runs again so that its outcome is known
         if call.abandoned and call.has_intent and (new or call.effect is Effect.IRREVERSIBLE):

@@ -170,7 +170,7 @@ class _Grower:
         if self.dice.random() < 0.3:  # runs that fail are retried: now it may go well
             end: Node = ("fail", self.dice.choice((1, 2, 3)), True)
             if self.dice.random() < 0.7:  # of a step, whose siblings have ended after it
-                end = ("collect", ("flaky", *self.part("steps", 9)))
+                end = ("collect", ("flaky", self.part("acting", 9), *self.part("steps", 9)))
             parts.insert(self.dice.randint(1, len(parts)), end)
         return ("seq", tuple(parts))
 
@@ -294,6 +294,7 @@ class OwnSaga:
     outer: OwnSaga | None
     calls: list[str] = field(default_factory=list)
     ended: bool = False
+    undoing: bool = False
 
     @property
     def owing(self) -> OwnSaga | None:
@@ -481,6 +482,7 @@ class Interpreter:
                     yield
                 except (Exception, asyncio.CancelledError):
                     self.me.undoable.update(mine.calls)  # type: ignore[attr-defined]
+                    mine.undoing = True
                     raise
         except (Exception, asyncio.CancelledError) as error:
             own_saga.set(mine.outer)
@@ -490,8 +492,12 @@ class Interpreter:
             raise
         own_saga.set(mine.outer)
         mine.ended = True
-        if mine.owing is not None:
-            mine.owing.calls += mine.calls
+        outer = mine.owing
+        if outer is not None and outer.undoing:  # of a task that nobody awaited in it: undone as long as that undoes
+            self.me.undoable.update(mine.calls)  # type: ignore[attr-defined]
+            self.me.let_go.update(mine.calls)  # type: ignore[attr-defined]
+        elif outer is not None:
+            outer.calls += mine.calls
 
     def check_undone(self, keys: list[str]) -> None:
         """All that succeeded was undone, the newest first, and nothing is on its way."""
@@ -591,7 +597,7 @@ class Interpreter:
         async def chain(i: int, kind: str) -> Any:
             got = await self.call(kind, acc[0] % 97 + i)
             mix(acc, zlib.crc32(say(got).encode("utf-8", "backslashreplace")))
-            return await self.call("add", acc[0] % 97)
+            return await self.call(kind if i % 2 and kind in ACTING else "add", acc[0] % 97)
 
         chains = [chain(i, kind) for i, kind in enumerate(kinds)]
         results = await asyncio.gather(*chains, return_exceptions=True)

@@ -148,7 +148,8 @@ class World:
         if intent is None:
             raise Mismatch(f"attempt {closing.attempt} of {closing.key} is closed, it has no intent")
         calls = [c for c in self.of(row.id, closing.key) if c.attempt == closing.attempt]
-        landed = any(map(self.has_landed, calls)) or (row.id, closing.key) in self.by_hand
+        known = (row.id, intent.idempotency_key) in self._known
+        landed = known or any(map(self.has_landed, calls)) or (row.id, closing.key) in self.by_hand
         what = f"attempt {closing.attempt} of {closing.key} is closed {closing.state} by {closing.by}"
         if closing.state == IntentState.LANDED:
             self._check_with(row, what, closing.key)
@@ -188,11 +189,10 @@ class World:
             if entry.kind == Kind.STEP and entry.outcome == Outcome.OK and entry.reuses is None:
                 written[entry.key] += entry.mailbox_id is None
                 self._check_entry(row, entry)
-        for run, key in self.rows:
-            if run == row.id and self.rows[run, key] != written[key]:
-                raise Mismatch(
-                    f"{self.rows[run, key]} rows of {key} are committed, the journal has {written[key]} entries"
-                )
+        for (run, key), calls in self.calls.items():
+            rows = self.rows[run, key]
+            if run == row.id and calls[-1].effect is Effect.TRANSACTIONAL and rows != written[key]:
+                raise Mismatch(f"{rows} rows of {key} are committed, the journal has {written[key]} entries")
         if row.state is State.SUCCEEDED and untold:
             raise Mismatch("a run that could not be told to end succeeded")
 
