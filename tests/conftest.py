@@ -27,6 +27,7 @@ from psycopg import sql
 
 from replaykit.runtime.embedded import EmbeddedPostgres
 from replaykit.runtime.embedded_server import flocked, is_held, read_state
+from tests.direct import BEHIND
 
 HOME_VARIABLE = "REPLAYKIT_TEST_HOME"
 """Tells the workers of xdist the home that their controller made."""
@@ -90,7 +91,9 @@ def through(request: pytest.FixtureRequest, server_dsn: str) -> Iterator[Callabl
     from tests.faults.pgbouncer import PgBouncer
 
     with PgBouncer(server_dsn) as pooler:
+        os.environ[BEHIND] = f"{pooler.port} {server_dsn}"
         yield pooler.through
+    del os.environ[BEHIND]
 
 
 @pytest.fixture
@@ -103,10 +106,10 @@ def dsn(
 
 
 @pytest.fixture
-def empty_dsn(server_dsn: str, server_connection: Connection, through: Callable[[str], str]) -> Iterator[str]:
-    """URL of a fresh database with nothing in it, for one test."""
+def empty_dsn(server_dsn: str, server_connection: Connection) -> Iterator[str]:
+    """URL of a fresh database with nothing in it, for one test; never by way of a pooler, which migrations refuse."""
     with fresh_database(server_connection, "template1") as name:
-        yield through(with_database(server_dsn, name))
+        yield with_database(server_dsn, name)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 import replaykit
 from replaykit import Client, Worker
 from replaykit.limits import Settings
+from tests.direct import direct
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -217,7 +218,7 @@ async def finish_one_start_another(dsn: str, shop: Any) -> tuple[str, str]:
 
 def make_it_wait(dsn: str, run: str) -> None:
     """Leave a run as a long sleep leaves it."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         connection.execute(
             "update replaykit.runs set state = 'waiting', waiting_for = 'timer', started_at = now(), protocol = 1,"
             " available_at = now() + interval '1 day' where id = %s",
@@ -227,7 +228,7 @@ def make_it_wait(dsn: str, run: str) -> None:
 
 def ask_everything(dsn: str, run: str) -> list[list[dict[str, Any]]]:
     """The answers to each statement of the docs, in order."""
-    with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor(row_factory=dict_row) as cursor:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection, connection.cursor(row_factory=dict_row) as cursor:
         statements = [
             statement for page in SQL_PAGES for block in blocks(page, "sql") for statement in block.split(";\n")
         ]

@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from replaykit import Client, SyncClient, Worker, workflow
+from tests.direct import direct
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 
@@ -82,7 +83,7 @@ def test_the_django_project_starts_a_run_with_its_order_and_executes_it(dsn: str
     """Both are committed together, or rolled back together; the command's worker does the rest, and ends at SIGTERM."""
 
     pytest.importorskip("django")
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         run_python(dsn, "-m", "django", "migrate")
         run_python(dsn, "-m", "django", "makemigrations", "--check", "--dry-run")
         ordered, failed = json.loads(run_python(dsn, "-c", BROWSER))

@@ -23,6 +23,7 @@ from tests.crash.effects_flows import TABLE
 from tests.crash.effects_points import FOLDER, Points
 from tests.crash.outside_calls import Calls
 from tests.crash.rows import Rows
+from tests.direct import direct
 from tests.runtime.facts import eventually, lives
 
 __all__ = ["House", "OwnProcess", "kill", "opened"]
@@ -163,7 +164,7 @@ def kill(pid: int) -> None:
 @contextlib.contextmanager
 def opened(folder: Path, dsn: str) -> Iterator[House]:
     """A house without workers."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         connection.execute(TABLE)
     with Calls() as calls:
         house = House(folder, dsn, calls)

@@ -13,6 +13,7 @@ from replaykit import Client, Handle, Workflow
 from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
 from replaykit.replay.entries import Entry
 from replaykit.replay.execution import Execution
+from tests.direct import direct
 from tests.runtime.facts import eventually
 
 __all__ = ["Rows", "replay_in_process", "start"]
@@ -28,7 +29,7 @@ class Rows:
     def ask(self, query: str, *params: Any) -> list[tuple[Any, ...]]:
         """Rows of a query; tables without a schema are replaykit's."""
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self.dsn, autocommit=True, options="-c search_path=replaykit")
+            self._connection = psycopg.connect(direct(self.dsn), autocommit=True, options="-c search_path=replaykit")
         cursor = self._connection.execute(query.encode(), params)
         return cursor.fetchall() if cursor.description else []
 

@@ -23,6 +23,7 @@ from tests.crash.outside import Outside
 from tests.crash.proxy import Wire
 from tests.crash.rows import Rows, start
 from tests.crash.test_stopped import LEASE, has_lost
+from tests.direct import direct
 from tests.runtime.facts import eventually, lives
 
 RUNS, STEPS = 8, 30
@@ -31,7 +32,7 @@ RUNS, STEPS = 8, 30
 @pytest.fixture
 def rows(dsn: str) -> Iterator[Rows]:
     """Looks at the test's database, which has a ledger."""
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute(TABLES.encode())
     looker = Rows(dsn)
     yield looker

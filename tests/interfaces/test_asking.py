@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.direct import direct
 from tests.interfaces.conftest import Cli, sentences
 from tests.interfaces.mending import EFFECTS
 from tests.interfaces.running import Running
@@ -26,7 +27,7 @@ LOST = """{"type": "builtins.OSError", "message": "the bank is closed"}"""
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """The database beside the command line."""
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=replaykit") as connection:
+    with psycopg.connect(direct(dsn), autocommit=True, options="-c search_path=replaykit") as connection:
         yield connection
 
 

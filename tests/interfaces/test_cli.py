@@ -29,6 +29,7 @@ from replaykit.limits import Settings
 from replaykit.postgres.onlookers import parse_rows, shown_journal_ends
 from replaykit.replay.jsontext import escape
 from tests.conftest import remove_home
+from tests.direct import direct
 from tests.interfaces.conftest import Cli, Said, sentences
 from tests.runtime.shop import checkout, guarded, nap, stuck, total
 
@@ -303,7 +304,7 @@ def test_show_as_json_has_the_whole_run(cli: Cli, worker: None) -> None:
 def long_run(dsn: str, entries: int) -> str:
     """A run with so many entries; one step of the middle was retried, and one that has not ended."""
     run_id = "11111111-1111-7111-8111-111111111111"
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute("insert into replaykit.runs (id, workflow) values (%s, 'long')", (run_id,))
         sql.execute(
             "insert into replaykit.journal (run_id, seq, key, name, kind, outcome, output, started_at, at, write_id)"
@@ -352,7 +353,7 @@ def test_show_reads_only_what_it_draws(dsn: str) -> None:
 
     run_id = uuid.UUID(long_run(dsn, 20_000))
     statement, params = shown_journal_ends(run_id, first=20, last=180)
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute("set enable_seqscan to off")
         text = "explain (analyze, format json) " + statement.text.replace("{schema}", "replaykit")
         row = sql.execute(text.encode(), params).fetchone()
@@ -393,7 +394,7 @@ def test_show_says_what_a_run_waits_for(cli: Cli, worker: None, dsn: str) -> Non
 
     held = cli("start", "stuck", "--wait", "--json").json["id"]
     cli("start", "nap", "3600", "--key", "sleepy")
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         until(lambda: sql.execute("select 1 from replaykit.runs where state = 'waiting'").fetchone(), "the nap")
 
     assert "for timer until" in cli("show", "sleepy").out
@@ -404,7 +405,7 @@ def test_show_draws_the_tries_of_a_step_above_its_end(cli: Cli, dsn: str) -> Non
     """Each with its error, in their order."""
 
     run_id = long_run(dsn, 3)
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute("update replaykit.journal set attempt = 3 where run_id = %s and key = 'step#2'", (run_id,))
         for attempt in (2, 1):
             sql.execute(
@@ -442,7 +443,7 @@ def test_a_run_is_found_by_id_end_of_id_and_key(cli: Cli) -> None:
 def test_an_end_that_two_ids_share_is_refused(cli: Cli, dsn: str) -> None:
     """More of the id is needed."""
 
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         for first in "12":
             run_id = f"{first}1111111-1111-7111-8111-11111111abcd"
             sql.execute("insert into replaykit.runs (id, workflow) values (%s, 'nap')", (run_id,))
@@ -493,7 +494,7 @@ def test_a_database_without_the_schema_names_the_command_that_makes_it(
 def test_a_newer_schema_asks_for_a_newer_replaykit(cli: Cli, dsn: str) -> None:
     """No command of ours would help."""
 
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute("update replaykit.alembic_version set version_num = '9999'")
 
     said = cli("runs")
@@ -788,7 +789,7 @@ def test_help_imports_nothing_that_is_slow() -> None:
 def test_a_reader_that_leaves_early_is_no_error(dsn: str, cli: Cli) -> None:
     """`replaykit runs | head -1` ends quietly."""
 
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute(
             "insert into replaykit.runs (id, workflow) select gen_random_uuid(), 'w' from generate_series(1, 5000)"
         )

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Json
 
+from tests.direct import direct
 from tests.interfaces.conftest import Cli, sentences
 from tests.interfaces.launching import FOLDER
 from tests.interfaces.running import Running
@@ -24,7 +25,7 @@ ERROR = {"type": "bank.Timeout", "message": "no answer", "line": "shop.py:7"}
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """The database beside the command line."""
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=replaykit") as connection:
+    with psycopg.connect(direct(dsn), autocommit=True, options="-c search_path=replaykit") as connection:
         yield connection
 
 

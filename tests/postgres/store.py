@@ -17,6 +17,7 @@ from replaykit.postgres.database import Database, SyncConnection
 from replaykit.postgres.schema import Bound
 from replaykit.replay.entries import Change, ClaimedRun, Entry, Intent, Unit, Verdict
 from replaykit.runtime.ids import new_id
+from tests.direct import direct, pooled
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Store:
     def __init__(self, dsn: str, schema: str = "replaykit") -> None:
         self.database = Database(dsn, schema, name="test")
         self.connection = self.database.connect_sync()
-        self.admin = psycopg.connect(dsn, autocommit=True)
+        self.admin = psycopg.connect(direct(dsn), autocommit=True)
         self.admin.execute(sql.SQL("set search_path to {}").format(sql.Identifier(schema)))
         self.threads = ThreadPoolExecutor(max_workers=24)
         self.worker = self.register()
@@ -161,13 +162,14 @@ class Store:
         return self.threads.submit(work)
 
     def wait_blocked(self, pid: int) -> None:
-        """Return once that server process waits for a lock of another one."""
+        """Return once that server process waits for a lock of another one; behind a pooler, whose pids mean nothing, any."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             row = self.admin.execute(
                 "select cardinality(pg_blocking_pids(pid)) > 0 and wait_event_type = 'Lock'"
-                " from pg_stat_activity where pid = %s",
-                [pid],
+                " from pg_stat_activity where (%s and datname = current_database()) or pid = %s"
+                " order by 1 desc limit 1",
+                [pooled(), pid],
             ).fetchone()
             if row == (True,):
                 return
@@ -179,7 +181,7 @@ class Transaction:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._raw = psycopg.connect(database.dsn)
+        self._raw = psycopg.connect(direct(database.dsn))
 
     @property
     def pid(self) -> int:

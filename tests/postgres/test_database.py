@@ -18,6 +18,7 @@ from replaykit.postgres.database import Connection, Database, describe_dsn, firs
 from replaykit.postgres.schema import REVISION, Statement, work_channel
 from replaykit.replay.entries import Verdict
 from replaykit.runtime.ids import new_id
+from tests.direct import direct
 from tests.postgres.pooler import Pooler
 from tests.postgres.store import Store, step, unit
 
@@ -302,7 +303,7 @@ def test_the_right_schema_passes_the_check(dsn: str) -> None:
 )
 def test_another_schema_fails_the_check(dsn: str, revision: str | None, words: str) -> None:
     """Missing, or of a release that we don't know; without `need` it is only told."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(direct(dsn), autocommit=True) as conn:
         if revision is None:
             conn.execute("drop schema replaykit cascade")
         else:
@@ -326,7 +327,7 @@ def test_an_older_schema_fails_the_check_and_names_the_command(dsn: str, monkeyp
 
 def test_a_server_that_may_lose_commits_is_warned_of(dsn: str) -> None:
     """A default of the database or role voids the first promise in silence."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(direct(dsn), autocommit=True) as conn:
         conn.execute(
             "do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$"
         )

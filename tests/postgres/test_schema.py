@@ -30,6 +30,7 @@ from replaykit.replay.entries import (
     State,
 )
 from replaykit.runtime.ids import new_id
+from tests.direct import direct
 from tests.postgres.store import Store, step, unit
 
 ODD_SCHEMA = 'o"d %s {schema} %(x)s :y \\ ü'
@@ -231,7 +232,7 @@ def test_channels_are_names_that_postgres_takes() -> None:
 def worker_role(dsn: str) -> Iterator[str]:
     """A role that may nothing yet."""
     role = f"role_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(dsn, autocommit=True) as admin:
+    with psycopg.connect(direct(dsn), autocommit=True) as admin:
         admin.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
         yield role
         admin.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))

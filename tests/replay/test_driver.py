@@ -12,7 +12,7 @@ import pytest
 
 from replaykit.limits import Settings
 from replaykit.replay.calls import Workflow, sleep, step, workflow
-from replaykit.replay.driver import Driver, Phase, StartBody, error_outcome, result_outcome
+from replaykit.replay.driver import Driver, Phase, Reconcile, StartBody, error_outcome, result_outcome
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Outcome, Park, Release, State, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.keys import idempotency_key
@@ -54,7 +54,9 @@ class Hand:
 
     def actions(self) -> list[str]:
         """What the driver wants: keys to start, `-key` to cancel."""
-        return [a.call.key if isinstance(a, StartBody) else f"-{a.key}" for a in self.driver.take_actions()]
+        actions = self.driver.take_actions()
+        assert not any(isinstance(a, Reconcile) for a in actions)
+        return [a.call.key if isinstance(a, StartBody | Reconcile) else f"-{a.key}" for a in actions]
 
     def end(self, key: str, value: Any = 0, *, raising: BaseException | None = None) -> None:
         """A body ends."""

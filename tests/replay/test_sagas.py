@@ -258,10 +258,9 @@ def test_a_plain_step_that_was_given_up_is_neither_waited_for_nor_undone() -> No
 
     @workflow
     async def grouped() -> None:
-        async with saga():
-            async with asyncio.TaskGroup() as group:
-                group.create_task(reserve(echo, 1))
-                group.create_task(ship(echo, 2))
+        async with saga(), asyncio.TaskGroup() as group:
+            group.create_task(reserve(echo, 1))
+            group.create_task(ship(echo, 2))
 
     story = Story(grouped, answer=failing("ship"))
     story.until(lambda s: len(s.bodies) == 2)

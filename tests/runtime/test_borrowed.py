@@ -22,6 +22,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_async
 
 from replaykit import Client, ConfigurationError, KeyConflict, SchemaMismatch, SyncClient, Worker
+from tests.direct import direct
 from tests.runtime.facts import eventually
 from tests.runtime.shop import Receipt, checkout, nap
 
@@ -40,7 +41,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """Another connection: what it sees is committed."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection
 
 

@@ -16,6 +16,7 @@ import pytest
 from replaykit import Client, Workflow
 from replaykit.limits import Settings
 from replaykit.runtime.supervisor import WorkerConfig
+from tests.direct import direct
 from tests.runtime.facts import eventually, lives
 from tests.runtime.parents import Parent, running
 from tests.runtime.slow_flows import blocks, waits
@@ -47,7 +48,7 @@ def start(dsn: str, workflow: Workflow[[str], int], folder: Path) -> UUID:
 
 def row(dsn: str, run_id: UUID, columns: str = "state, recoveries") -> tuple[Any, ...]:
     """Columns of the run's row."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         found = connection.execute(f"select {columns} from replaykit.runs where id = %s".encode(), (run_id,)).fetchone()
     assert found is not None
     return found
@@ -56,7 +57,7 @@ def row(dsn: str, run_id: UUID, columns: str = "state, recoveries") -> tuple[Any
 def journal(dsn: str, run_id: UUID) -> list[tuple[Any, ...]]:
     """Who wrote what."""
     query = "select key, outcome, output::text, worker from replaykit.journal where run_id = %s order by seq"
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         return connection.execute(query, (run_id,)).fetchall()
 
 

@@ -37,6 +37,7 @@ from replaykit.runtime import starts, watcher
 from replaykit.runtime.client import _Session
 from replaykit.runtime.ids import new_id, uuid7
 from replaykit.runtime.target import Target
+from tests.direct import direct
 from tests.runtime.shop import CardDeclined, Receipt, checkout, nap, stuck, total
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +53,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def sql(dsn: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """Another connection: what it sees is committed."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection
 
 

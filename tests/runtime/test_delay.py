@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from replaykit import Client, ConfigurationError, Worker
+from tests.direct import direct
 from tests.runtime.shop import Receipt, checkout
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection
 
 

@@ -26,6 +26,7 @@ from replaykit.postgres import leases
 from replaykit.postgres.database import Database
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, EXIT_LOOP_STUCK, Heartbeat
+from tests.direct import direct
 from tests.runtime.facts import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +91,7 @@ def beating(dsn: str, lease_seconds: float = 1.0, **options: Any) -> Iterator[Be
 
 def ask(dsn: str, query: str, *parameters: Any) -> Any:
     """The first column of the first row."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         row = connection.execute(query.encode(), parameters).fetchone()
     return None if row is None else row[0]
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from replaykit import Client, Handle, Worker, step, workflow
+from tests.direct import direct
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +41,7 @@ def _fresh_order() -> None:
 
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection
 
 

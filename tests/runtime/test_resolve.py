@@ -31,6 +31,7 @@ from replaykit import (
 )
 from replaykit.replay.entries import State
 from replaykit.replay.keys import idempotency_key
+from tests.direct import direct
 from tests.postgres.store import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +93,7 @@ def new_world() -> None:
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """Another connection: what it sees is committed."""
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=replaykit") as connection:
+    with psycopg.connect(direct(dsn), autocommit=True, options="-c search_path=replaykit") as connection:
         yield connection
 
 

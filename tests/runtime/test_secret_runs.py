@@ -13,6 +13,7 @@ from psycopg import sql
 from pydantic import BaseModel, SecretStr
 
 from replaykit import Client, NotJournalable, RunCancelled, RunFailed, RunHeld, Secret, Worker, step, workflow
+from tests.direct import direct
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +134,7 @@ async def test_a_secret_in_clear_is_refused_by_name(dsn: str, arguments: dict[st
 async def test_a_secret_in_clear_that_nobody_could_refuse_holds_its_run(dsn: str) -> None:
     """From SQL, or before there was a worker. The reason says where it stands and how to be rid of it, and not what it is."""
 
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         call = json.dumps({"args": ["ada"], "kwargs": {"key": SECRET}})
         row = sql.execute("select replaykit.start('hold_dear', %s::json)", [call]).fetchone()
         assert row is not None

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from replaykit.limits import SUSPECT_PROCESSES_MAX, Settings
 from replaykit.runtime.heartbeat import EXIT_LOOP_STUCK
 from replaykit.runtime.supervisor import DOUBLE_SIGINT_SECONDS, WorkerConfig, how_it_ended, respawn_delay
+from tests.direct import direct
 from tests.runtime.facts import eventually, lives
 from tests.runtime.parents import Parent, running
 
@@ -33,7 +34,7 @@ def config(dsn: str, behaviour: str, processes: int = 1, **settings: Any) -> Wor
 def give_run(dsn: str, worker_id: str) -> uuid.UUID:
     """A run that is running under that worker."""
     run_id = uuid.uuid4()
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         connection.execute(
             "insert into replaykit.runs (id, workflow, state, worker, lease_token, started_at, protocol, seed)"
             " values (%s, 'flow', 'running', %s, %s, now(), 1, 1)",
@@ -44,7 +45,7 @@ def give_run(dsn: str, worker_id: str) -> uuid.UUID:
 
 def run_row(dsn: str, run_id: uuid.UUID) -> tuple[Any, ...]:
     """State, worker and recoveries of a run."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         row = connection.execute(
             "select state, worker, recoveries from replaykit.runs where id = %s", (run_id,)
         ).fetchone()

@@ -36,6 +36,7 @@ from replaykit import (
     workflow,
 )
 from replaykit.replay.calls import Workflow
+from tests.direct import direct
 from tests.runtime.facts import eventually
 from tests.runtime.shop import CardDeclined, Receipt, checkout, nap
 
@@ -88,7 +89,7 @@ WORKFLOWS: list[Workflow[..., Any]] = [checkout, nap, thread_minded, starter, bl
 
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection
 
 

@@ -37,6 +37,7 @@ from replaykit.limits import Settings
 from replaykit.postgres.database import Database
 from replaykit.postgres.transaction import Connections
 from tests.crash.rows import Rows
+from tests.direct import direct
 from tests.postgres.pooler import Pooler
 from tests.runtime.facts import eventually
 from tests.runtime.shop import nap
@@ -62,7 +63,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def rows(dsn: str) -> Iterator[Rows]:
     """Looks at the test's database, which has a shop's tables."""
-    with psycopg.connect(dsn, autocommit=True) as sql:
+    with psycopg.connect(direct(dsn), autocommit=True) as sql:
         sql.execute(TABLES.encode())
     looker = Rows(dsn)
     yield looker

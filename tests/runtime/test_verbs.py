@@ -23,6 +23,7 @@ from replaykit import (
     workflow,
 )
 from replaykit.replay.entries import State
+from tests.direct import direct
 from tests.postgres.store import PATIENCE_SECONDS
 from tests.runtime.shop import checkout, nap
 
@@ -86,7 +87,7 @@ def new_world() -> None:
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """Another connection: what it sees is committed."""
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=replaykit") as connection:
+    with psycopg.connect(direct(dsn), autocommit=True, options="-c search_path=replaykit") as connection:
         yield connection
 
 

@@ -14,6 +14,7 @@ import pytest
 from replaykit import Client, KeyConflict, Worker
 from tests.crash.crew import Crew
 from tests.crash.rows import Rows
+from tests.direct import direct
 from tests.runtime.facts import eventually
 from tests.scenarios.doubled import another, impatient, long_one, once
 from tests.scenarios.stage import python
@@ -126,7 +127,7 @@ async def test_b014_each_run_is_taken_by_one_worker(
     dsn: str, rows: Rows, said: Path, workers: int, isolation: str
 ) -> None:
     """A thousand runs and workers that begin at the same time; also where the database refuses what does not serialize."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(direct(dsn), autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f"alter database \"{name}\" set default_transaction_isolation = '{isolation}'".encode())
     async with Client(dsn) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -53,3 +54,31 @@ async def leave() -> None:
 async def ends_process() -> None:
     """Does not come to an end, nor does its process."""
     await step(leave)
+
+
+# ------------------------------------------------------------------ held, with a call that is open
+
+
+@step.policy(effect="irreversible")
+async def call_slowly() -> str:
+    """Is under way for a while."""
+    await asyncio.sleep(0.5)
+    return "called"
+
+
+async def quick(number: int) -> int:
+    """At once."""
+    return number
+
+
+@workflow
+async def diverges_beside_a_call() -> int:
+    """Its second step's input is of the process, and a call goes on beside it."""
+    call = asyncio.create_task(_call())
+    number = await step(quick, os.getpid())
+    await call
+    return await step(quick, 1) + number - number
+
+
+async def _call() -> str:
+    return await step(call_slowly)

@@ -149,6 +149,24 @@ def test_a_call_in_doubt_is_a_difference_unless_a_person_is_asked(dsn: str, nurs
     assert all(len(doubt.idempotency_key) == 32 for doubt in doubts)
 
 
+def test_a_run_that_is_held_for_another_reason_says_so_though_a_call_is_open(dsn: str, nursery: Nursery) -> None:
+    """Nobody is asked for a word: that would not help it."""
+    asked: list[Doubt] = []
+
+    def word(doubt: Doubt) -> NotLanded:
+        asked.append(doubt)
+        return NotLanded()
+
+    report = crash_everywhere(
+        crash_victims.diverges_beside_a_call, dsn=dsn, nursery=nursery, resolve=word, kill=["after"]
+    )
+
+    first = report.crashes[1]
+    assert first.what == "quick"
+    assert [d.words.split(":")[0] for d in first.differences] == ["the run is held, a clean one succeeded"]
+    assert first.run_id not in {doubt.run_id for doubt in asked}
+
+
 # ------------------------------------------------------------------ what cannot be tested
 
 

@@ -17,6 +17,7 @@ from replaykit.postgres.runs import StartRow
 from replaykit.replay.entries import Closing, Effect, Intent, IntentState, State
 from replaykit.runtime.words import word_of
 from replaykit.testing.memory import Memory
+from tests.direct import direct
 
 Sql = psycopg.Connection[tuple[Any, ...]]
 
@@ -45,7 +46,7 @@ SCENARIOS: dict[str, tuple[str, list[tuple[int, str, bool]], list[Any]]] = {
 
 @pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=replaykit") as connection:
+    with psycopg.connect(direct(dsn), autocommit=True, options="-c search_path=replaykit") as connection:
         yield connection
 
 
