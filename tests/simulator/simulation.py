@@ -2,7 +2,8 @@
 
 Each event is one thing that happens at once in the world: a statement runs, an answer arrives, a body ends, a worker
 dies. Between any two the others may come: a crash, a lease taken away, a drain, a lost acknowledgement, a late attempt, a
-refusal, a person's cancel or retry, a deploy of other code, a back-off, a thread that outlives its time.
+refusal, a person's cancel or retry, a deploy of other code, a back-off, a thread that outlives its time, a body that is put
+off, a call that lands late or never, a reconciler's answer, a person's word, a transaction that fails or nobody hears of.
 
 The invariants, by where they are checked:
 
@@ -16,6 +17,24 @@ At each commit, body and unit (here):
 - a try begins when all tries before it have a row, its time has come, and no thread of the last one lives;
 - a request to end that was read is delivered while the function runs, and never before a timer that was due before it.
 
+Of effects, at each body, question and commit (`outside.py`, `world.py`):
+- a body that makes a call begins under its own open intent, committed before, and a valid lease; none that the code has
+  given up, but an idempotent one's that may have begun before;
+- no irreversible call lands twice for one step, nor is made while an earlier one may yet land; the receiver of idempotent
+  calls sees one key for a run, step and input, and one call for a key; what landed is not made again with another input;
+- an intent is closed `landed` only with the step's entry and `not_landed` only if that is so in the world and stays so
+  (for truthful reconcilers and persons; what is said not to have landed never will); a body's call is not cancelled;
+- nobody is asked about a call that never began here, no person where a reconciler was not asked, and a run is held only
+  with a call in doubt, or before one that landed with another input;
+- a person's word counts for the attempt that it was given for;
+- what a body has observed is committed with its outcome at the latest, and seen by later tries and reconcilers;
+- what a transactional body wrote is committed with its entry or not at all.
+
+Of sagas, in every execution (`programs.py`):
+- no step is undone outside of a saga that was left by an exception, nor one that did not succeed, nor while the outcome of
+  a call that was given up is not known; the newest is undone first;
+- when a saga has been left, a cancel during its undoing included, all that it owed is undone, or a person let that fail.
+
 At the end of each run (`invariants.py`), by one replay of its journal for each of its lives (a retry after a failure
 begins one):
 - it is not held and ends with the last entry, as the run ended, with the same result or error to the letter;
@@ -24,6 +43,10 @@ begins one):
 - timers fired in the order of their deadlines, and before the outcome of a body that came later (a drain apart);
 - each body was begun, and cancelled, for what the journal asks for, with the same input, after the entries that the
   request followed from were committed; each entry holds an outcome that a body of it had;
+- no intent is open and nobody is asked any more (a run ended untold apart); every call with an effect that was given up
+  has one entry, `cancelled` only if it was given up before; a result is what the world answered, or somebody who knew;
+- what was undone landed in the world, or was done by hand, and its intent is `compensated`; no undoing has failed but by
+  a person's word; rows and entries of transactional steps agree;
 - tries are numbered without a gap for the whole life of the run; what a rewind set aside is repeated to the letter, and
   a step keeps its idempotency key as long as its input is the same;
 - after `leave()` no command came out, and no user code ran on another run's loop, nor saw another task's context.
