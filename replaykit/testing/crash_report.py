@@ -20,6 +20,7 @@ Path = tuple[str, ...]
 Facts = Mapping[Path, Any]
 
 _WORDS_MAX: Final = 100
+_REASON_MAX: Final = 400
 _ABSENT: Final = object()
 
 
@@ -299,7 +300,7 @@ def _words(path: Path, own: Facts, theirs: Facts, ran: Ran, declared: Mapping[st
                     f"the run waits for a person: {', '.join(ran.doubts)} may or may not have happened; give it reconcile=, or"
                     " give the test resolve= if a person is to be asked"
                 )
-            why = f": {_short(ran.reason or ran.error or '')}" if now != "succeeded" else ""
+            why = f": {_short(ran.reason or ran.error or '', _REASON_MAX)}" if now != "succeeded" else ""
             return f"the run is {now}, a clean one {was}{why}"
         case ("effects", step, what):
             return _effect_words(step, what, was, now, declared)
@@ -344,6 +345,6 @@ def _value(value: Any) -> str:
     return "absent" if value is _ABSENT else _short(json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _short(text: str) -> str:
+def _short(text: str, longest: int = _WORDS_MAX) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WORDS_MAX else f"{line[:_WORDS_MAX]}…"
+    return line if len(line) <= longest else f"{line[:longest]}…"

@@ -61,7 +61,8 @@ JOURNAL: Final = Statement(
 )
 DOUBTS: Final = Statement(
     "intents-list-crashed",
-    "select key, idempotency_key from {schema}.in_doubt where run_id = %(run)s order by key",
+    "select key, idempotency_key from {schema}.intents"
+    " where run_id = %(run)s and state = 'unknown' and resolved_at is null order by key",
 )
 # Runs draw from their seed: with one seed all runs draw the same, and can be compared.
 SEED: Final = Statement("runs-seed-crashed", "update {schema}.runs set seed = 1 where id = %(run)s")
@@ -119,9 +120,9 @@ def crash_everywhere(
         lifespan: an async context manager, or where it is (`MODULE:NAME`), as a worker has it.
         settings: the workers'.
         effects: says of a run, by its id, what it has done outside: anything made of dicts, lists and numbers. Asked once the
-            run has ended. What bodies count with `count_effect` is compared without it.
-        resolve: a person's word on a call that is in doubt, as `Handle.resolve` takes it. None: a run that waits for a person
-            is a difference.
+            run has ended, in a thread. What bodies count with `count_effect` is compared without it.
+        resolve: a person's word on a call that is in doubt, as `Handle.resolve` takes it; asked in a thread. None: a run that
+            waits for a person is a difference.
         kill: on which sides of a commit.
         twice: kill the process that takes over as well, at its own first commit, on the same side; a third one goes on.
         ignore: step keys (with `*`), or `result`: what is not compared.
