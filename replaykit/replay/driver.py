@@ -543,7 +543,9 @@ class Driver:
         """
         unit = self.unit
         within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
-        closings = {(c.key, c.attempt): c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)}
+        closings = {
+            (c.key, c.attempt): c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)
+        }
         for entry in (*(unit.entries if unit is not None else ()), *self._entries):
             if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
                 continue
