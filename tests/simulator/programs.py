@@ -266,6 +266,7 @@ _SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "saga_gather": ("owing", "flag"),
     "saga_group": ("owing", "nodes"),
     "saga_cut": ("short", "owing", "node"),
+    "anyio_saga": ("short", "owing"),
     "act": ("acting",),
     "give_up": ("acting", "short"),
 }
@@ -922,6 +923,18 @@ class Interpreter:
 
     async def _anyio_fail_after(self, acc: list[int], seconds: float, plain: tuple[Node, ...]) -> None:
         await self._plainly(acc, lambda: anyio.fail_after(seconds), plain)
+
+    async def _anyio_saga(self, acc: list[int], seconds: float, kinds: tuple[str, ...]) -> None:
+        """Left by a scope's time, which cancels at every turn while it undoes."""
+        with anyio.move_on_after(seconds) as scope:
+            try:
+                async with self.saga():
+                    for kind in kinds:
+                        await self._step(acc, kind)
+                    raise Boom("by the code of a saga", 5)
+            except Exception as error:
+                self.see(acc, "undone", error)
+        self.see(acc, "scope", scope.cancelled_caught)
 
     async def _anyio_stream(self, acc: list[int], plain: tuple[Node, ...]) -> None:
         sender, receiver = anyio.create_memory_object_stream[int](1)
