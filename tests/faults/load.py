@@ -108,7 +108,10 @@ class Load:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = psycopg.connect(
-                    self._dsn(), autocommit=True, connect_timeout=5, options="-c search_path=replaykit"
+                    self._dsn(),
+                    autocommit=True,
+                    connect_timeout=5,
+                    options="-c search_path=replaykit -c lock_timeout=2s",
                 )
             cursor = self._connection.execute(query.encode(), params)
             return cursor.fetchall() if cursor.description else []

@@ -42,7 +42,8 @@ END: Final = "<!-- end -->"
 
 LEASE_SECONDS: Final = 4.0
 UNDER_WAY: Final = 16
-DISK_MEGABYTES: Final = 700
+MEAN_GAP_SECONDS: Final = 1.0  # between two faults
+DISK_MEGABYTES: Final = 400
 SETTINGS: Final = {
     "max_wal_size": "64MB",
     "min_wal_size": "32MB",
@@ -69,6 +70,7 @@ class Soak:
         self.missing: dict[str, str] = {}
         self.hired_again = 0
         self._later: list[Later] = []
+        self._bag: list[str] = []
         self._stack = stack
         self._disk: Disk | None = self._mount(folder / "disk-1") if can_mount() else None
         disk = self._mount(folder / "disk-2") if can_mount() else None
@@ -279,11 +281,24 @@ class Soak:
 
     # ------------------------------------------------------------------ the hours
 
+    def _next(self) -> str:
+        """Each fault once, in a new order; then again."""
+        if not self._bag:
+            self._bag = self.chance.sample(list(self.faults), len(self.faults))
+        return self._bag.pop()
+
     def _soon(self, seconds: float, what: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, what))
 
-    def _catch_up(self, *, all: bool = False) -> None:
-        while due := [one for one in self._later if all or one[0] <= time.monotonic()]:
+    def _timed(self, what: Callable[[], None], name: str) -> None:
+        """Do it; say so if it takes long: nothing else happens meanwhile."""
+        begun = time.monotonic()
+        what()
+        if (took := time.monotonic() - begun) > 10:
+            print(f"  {name}: {took:.0f} s", flush=True)
+
+    def _catch_up(self) -> None:
+        while due := [one for one in self._later if one[0] <= time.monotonic()]:
             for one in due:
                 self._later.remove(one)
                 one[1]()
@@ -294,17 +309,15 @@ class Soak:
         end = begun + minutes * 60
         told = begun
         while time.monotonic() < end:
-            self.load.more(under_way=UNDER_WAY)
-            self.load.look()
-            self.load.tend()
-            self._replace()
-            self._catch_up()
+            for turn in (lambda: self.load.more(under_way=UNDER_WAY), self.load.look, self.load.tend, self._replace):
+                self._timed(turn, "the person")
+            self._timed(self._catch_up, "what was to follow")
             if self.standby is not None and time.monotonic() > begun + minutes * 30:
                 self.fail_over()
-            name = self.chance.choice(list(self.faults))
+            name = self._next()
             self.times[name] += 1
-            self.faults[name]()
-            time.sleep(self.chance.expovariate(1.5))
+            self._timed(self.faults[name], name)
+            time.sleep(self.chance.expovariate(1 / MEAN_GAP_SECONDS))
             if time.monotonic() - told > 30:
                 told = time.monotonic()
                 print(

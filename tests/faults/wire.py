@@ -43,11 +43,14 @@ class Link:
 
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
+    matters: re.Pattern[bytes]
     unread: bytes = b""
     started: bool = False
     writes: dict[bytes, bool] = field(default_factory=dict)  # by name of a prepared statement
     commits: bool = False  # what was asked since the last boundary
+    mattered: bool = False  # what was ever asked
     swallows: bool = False
+    forgotten: bool = False
     tail: bytes = b""
 
     def cut(self) -> None:
@@ -75,14 +78,15 @@ class Link:
     def _take(self, kind: bytes, body: bytes) -> bool:
         if kind == b"P":  # Parse
             name, _, rest = body.partition(b"\0")
-            self.writes[name] = _COMMITS.search(rest.partition(b"\0")[0]) is not None
+            self.writes[name] = self.matters.search(rest.partition(b"\0")[0]) is not None
         elif kind == b"B":  # Bind
             self.commits |= self.writes.get(body.partition(b"\0")[2].partition(b"\0")[0], False)
         elif kind == b"Q":
-            self.commits |= _COMMITS.search(body) is not None
+            self.commits |= self.matters.search(body) is not None
         if kind not in b"QS":
             return False
         commits, self.commits = self.commits, False
+        self.mattered |= commits
         return commits
 
 
@@ -92,10 +96,16 @@ class Wire:
     Attributes:
         dsn: leads to the same database, over this wire.
         lost: how many commits lost what.
+
+    Args:
+        dsn: of the server.
+        seed: of the connections that `cut` chooses.
+        matters: what the statements hold that `lose` is for.
     """
 
-    def __init__(self, dsn: str, *, seed: int | None = None) -> None:
+    def __init__(self, dsn: str, *, seed: int | None = None, matters: re.Pattern[bytes] = _COMMITS) -> None:
         self._dsn = dsn
+        self._matters = matters
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
         self._ready = threading.Event()
@@ -146,6 +156,16 @@ class Wire:
                 self.links_cut += 1
 
         self._do(cut)
+
+    def forget(self, *, only_mattered: bool = False) -> None:
+        """What comes over the connections that there are (or those which asked what matters) is swallowed from now on, both
+        ways; new ones work: a firewall that has forgotten them."""
+
+        def forget() -> None:
+            for link in self._links:
+                link.forgotten = link.mattered or not only_mattered
+
+        self._do(forget)
 
     def refuse(self, refuses: bool = True) -> None:
         """Nobody can connect; who is connected stays so."""
@@ -226,7 +246,7 @@ class Wire:
         except OSError:
             writer.transport.abort()
             return
-        link = Link(writer, far_writer)
+        link = Link(writer, far_writer, self._matters)
         self._links.add(link)
         try:
             with contextlib.suppress(asyncio.CancelledError):  # the end of the test
@@ -239,6 +259,8 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._passes()
+                if link.forgotten:
+                    continue
                 what = self._losing.popleft() if link.read(data) and self._losing else None
                 if what is not None:
                     self.lost[what] += 1
@@ -258,6 +280,8 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._passes()
+                if link.forgotten:
+                    continue
                 if link.swallows:
                     link.tail = (link.tail + data)[-6:]
                     if link.tail.startswith(_READY):
