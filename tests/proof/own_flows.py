@@ -277,8 +277,8 @@ async def nested_groups() -> int:
 @workflow
 async def race() -> list[str]:
     """The first wins, and the other is cancelled."""
-    quick, slow = asyncio.create_task(_add(1, 2)), asyncio.create_task(_never())
-    done, pending = await asyncio.wait({quick, slow}, return_when=asyncio.FIRST_COMPLETED)
+    tasks: set[asyncio.Task[Any]] = {asyncio.create_task(_add(1, 2)), asyncio.create_task(_never())}
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
