@@ -73,7 +73,7 @@ from replaykit.replay.letters import Letters
 from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
 from replaykit.replay.requests import CallStep, CancelStep, Command
 from replaykit.replay.rewinds import Rewinds
-from replaykit.replay.signature import GROWN_CHARS_MIN, GrowingInputs
+from replaykit.replay.signature import GROWN_CHARS_MIN, GrowingInputs, same_input
 from replaykit.replay.tries import Tries
 
 __all__ = [
@@ -267,7 +267,36 @@ class Driver:
             return
         for command in self.execution.net_commands():
             self._wait(command, self._last_seq)
+        if self._effects.known and self.execution.hold_reason is None:
+            self._look_for_orphans()
         self._go_on(now)
+
+    def _look_for_orphans(self) -> None:
+        """Calls that may have landed and that the code, having got as far as it was, does not ask for any more: renamed, moved or
+        dropped by a deploy. Nothing goes on before somebody has said what became of them: under another key they would be
+        made again."""
+        asked = self.execution.open
+        for intent in self._effects.unsettled_by_others:
+            if intent.key in asked:
+                continue
+            word = self._letters.word(intent.key, intent.attempt, misfit(intent))
+            if word is not None:
+                letter, body = word
+                state = _STATES.get(body.get("word"), IntentState.UNKNOWN)
+                said = Answer(state, None, "", letter.sent_by or "a person", body.get("comment"), letter.id)
+                self._effects.close(
+                    Closing(intent.key, intent.attempt, state, by=said.by, evidence=said.evidence), self._last_seq
+                )
+                continue
+            if intent.state == IntentState.OPEN:
+                unknown = Closing(intent.key, intent.attempt, IntentState.UNKNOWN, resolved=False)
+                self._effects.close(unknown, self._last_seq)
+            now_asks = ", ".join(f"{c.key} at {c.where}" for c in list(asked.values())[:3]) or "nothing"
+            self._unknown.append(
+                f"step {intent.key}: its call may have landed (attempt {intent.attempt}), and the code no longer asks for it "
+                f"but for {now_asks}; let the code ask as it did, or find out, and say so: replaykit resolve {self.run.id} "
+                f"{intent.key}, with --landed JSON, --not-landed or --fail"
+            )
 
     def _rewind(self, letter: Mail) -> None:
         """Set aside what follows the error that the run died of, by an entry of its own; then the journal is read again."""
@@ -445,10 +474,19 @@ class Driver:
 
     def reconcile_stopped(self, key: str, now: int) -> None:
         """A reconciler was stopped by this worker (a drain): the call stays in doubt, and is asked about elsewhere."""
-        self._effects.asking.pop(key, None)
+        doubt = self._effects.asking.pop(key, None)
+        if doubt is not None and doubt.outcome is not None:
+            self._keep_error(doubt, doubt.outcome)
         self._draining = True
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
+
+    def _keep_error(self, doubt: Doubt, outcome: BodyOutcome) -> None:
+        """Whoever asks next is to know that the attempt has ended, and with what: else its worker would be taken for dead."""
+        intent = doubt.intent
+        state = intent.state if intent.state == IntentState.UNKNOWN else IntentState.OPEN
+        seen = Closing(intent.key, intent.attempt, state, resolved=False, evidence=failure(outcome))
+        self._effects.close(seen, self._last_seq)
 
     def observe(self, seen: Observation, now: int) -> None:
         """A body told an identifier: it goes into the next unit."""
@@ -789,8 +827,11 @@ class Driver:
     def _idempotency_key(self, call: CallStep) -> str | None:
         if call.idempotency_key or call.runs_ahead:
             return call.idempotency_key or None
-        if not self._rewound and not self._tries.known:
+        if not self._rewound and not self._tries.known and not self._effects.known:
             return self._keys.of(call.key)
+        first = self._effects.first(call.key)
+        if first is not None:
+            return self._keys.of(call.key if not _is_another(call, first) else f"{call.key}\0{call.input.digest}")
         return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
 
     def _last_try(self, key: str) -> Attempt | None:
@@ -987,7 +1028,12 @@ class Driver:
                 self._take_answer(doubt, self._answer(doubt, *word))
                 return True
         doubtful = effects.doubt(call, self._now) if effects.known else None
-        if doubtful is not None:
+        before = doubtful.intent if doubtful is not None else unsettled
+        if before is not None and _is_another(call, before):
+            asked = f"it was {before.name} with {_head(before.input)}, the code now asks for {call.name} with "
+            asked += f"{_head(call.input.text)} at {call.where}"
+            self._say_unknown(Doubt(call, before, effects.outcome_of(before)), asked)
+        elif doubtful is not None:
             self._ask(doubtful)
         elif call.abandoned and unsettled is None:
             for intent in effects.lapsed:
@@ -1089,9 +1135,7 @@ class Driver:
             self._say_unknown(doubt, "")
         elif self._draining or self.execution.hold_reason is not None:
             if outcome is not None:
-                evidence = failure(outcome)
-                seen = Closing(call.key, intent.attempt, IntentState.OPEN, resolved=False, evidence=evidence)
-                self._effects.close(seen, self._last_seq)
+                self._keep_error(doubt, outcome)
         else:
             self._effects.asking[call.key] = doubt
             call.idempotency_key = intent.idempotency_key
@@ -1110,12 +1154,18 @@ class Driver:
             self._settle(call, answer.outcome, closing, answer.mailbox_id)
         elif call.abandoned:
             self._record_cancelled(call, closing, answer.mailbox_id)
-        elif doubt.outcome is not None and call.compensates is None and self._tries.count(call.key) < intent.attempt:
+        elif (
+            doubt.outcome is not None and call.compensates is None and not self._goes_on_after(call.key, intent.attempt)
+        ):
             self._settle(call, doubt.outcome, closing, answer.mailbox_id)
         else:
             self._effects.close(closing, self._last_seq)
             if not self._draining and self.execution.hold_reason is None:
                 self._begin(call)
+
+    def _goes_on_after(self, key: str, attempt: int) -> bool:
+        """Whether another try was decided on, by the step's `retry=` or by a person who let the failed run go on."""
+        return max(self._tries.count(key), self._rewinds.attempts_before(key)) >= attempt
 
     def _say_unknown(self, doubt: Doubt, reason: str, evidence: str | None = None) -> None:
         """Nobody here can say: the run is held, and a person is asked."""
@@ -1182,6 +1232,19 @@ class Driver:
         at = doubt.intent.written_at
         failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
         return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)
+
+
+def _is_another(call: CallStep, intent: Intent) -> bool:
+    """Whether the code asks for something else than the call that was made: then neither its key nor its reconciler is right."""
+    try:
+        same = intent.input == call.input.text or same_input(call.info, intent.input, call.input)
+    except Exception:
+        return True
+    return not same or intent.name != call.name
+
+
+_STATES: Final = {"landed": IntentState.LANDED, "not_landed": IntentState.NOT_LANDED}
+"""What a person's word makes of an intent; any other leaves it unknown."""
 
 
 def _head(text: str | None) -> str:

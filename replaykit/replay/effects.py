@@ -103,6 +103,7 @@ class Effects:
     outgoing: bool = False
     _last: dict[str, Intent] = field(default_factory=dict)
     _first_at: dict[str, int] = field(default_factory=dict)  # by idempotency key: since when the other side knows it
+    _first: dict[str, Intent] = field(default_factory=dict)  # by step: its first attempt of all
     _unbegun: set[tuple[str, int]] = field(default_factory=set)
     _ours: set[tuple[str, int]] = field(default_factory=set)  # attempts that nobody can have begun before this claim
     _intents: list[tuple[int, Intent]] = field(default_factory=list)  # with the seq that they must not come before
@@ -124,11 +125,22 @@ class Effects:
 
     def _note(self, intent: Intent) -> None:
         self.known = True
+        if intent.attempt == 1:
+            self._first.setdefault(intent.key, intent)
         self._last[intent.key] = intent
         if intent.state != IntentState.NOT_LANDED:
             self._first_at.setdefault(intent.idempotency_key, intent.written_at)
 
     # ------------------------------------------------------------------ what is known
+
+    def first(self, key: str) -> Intent | None:
+        """The intent of the step's very first attempt: its input is the one that the plain idempotency key stands for."""
+        return self._first.get(key)
+
+    @property
+    def unsettled_by_others(self) -> list[Intent]:
+        """Intents that earlier claims have left open, or that a person is asked about."""
+        return [intent for key in self._last if (intent := self.unsettled(key)) is not None]
 
     def current(self, key: str) -> Intent | None:
         """The step's last intent that is not known to have landed; None if it has none."""
@@ -255,6 +267,7 @@ class Effects:
             self._last[closing.key] = replace(last, state=closing.state, resolved=closing.resolved)
             if closing.state in (IntentState.LANDED, IntentState.COMPENSATED):
                 del self._last[closing.key]
+                self._first.pop(closing.key, None)
         self._closings.append((seq, closing))
         self.outgoing = True
 

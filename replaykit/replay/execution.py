@@ -380,6 +380,7 @@ class Execution:
         bound = info.bind((owed.call.info.decode_result(owed.output),), {})
         call = self._new_call(CallStep(f"~undo:{owed.key}", name, owed.compensate, info, bound, policy, owed.call.line))
         call.compensates = owed.key, owed.attempt
+        call.runs_ahead = False  # nothing is undone before the error that it is undone for is committed
         call.saga = saga
         return Pending(self, call)
 

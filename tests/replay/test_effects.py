@@ -697,3 +697,93 @@ def test_a_transactional_steps_entry_goes_into_a_unit_of_its_bodys_transaction()
     within = [(u.within, [e.key for e in u.entries]) for u in story.units if u.entries]
     assert within == [("book", ["book"]), ("book#2", ["book#2"])]
     assert story.intents == []
+
+
+# --- the code changes while a call is in doubt ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("effect", ["idempotent", "irreversible"])
+def test_a_call_in_doubt_is_not_taken_for_one_with_another_input(effect: Any) -> None:
+    """Neither made again with its key, nor asked about by a reconciler that is told the new input."""
+    price = [100]
+
+    @workflow
+    async def pays_the_price() -> int:
+        asked = ask if effect == "irreversible" else None
+        return await step.options(name="charge", effect=effect, reconcile=asked)(echo, price[0])
+
+    story = died_in_the_call(pays_the_price, says=landed)
+    price[0] = 200
+
+    assert story.play().state is State.HELD
+    assert story.reason is not None and "100" in story.reason and "200" in story.reason
+    assert story.asked == [] and len(story.began) == 1
+
+    price[0] = 100
+    story.retry()
+    assert story.play().result == (7 if effect == "irreversible" else 100)
+
+
+def test_a_call_made_with_another_input_after_a_persons_word_has_another_key() -> None:
+    """One key never has two inputs."""
+    price = [100]
+
+    @workflow
+    async def pays_the_price() -> int:
+        return await charge(echo, price[0])
+
+    story = died_in_the_call(pays_the_price)
+    price[0] = 200
+    assert story.play().state is State.HELD
+
+    story.resolve("charge", "not_landed")
+    assert story.play().result == 200
+    assert len({b.idempotency_key for b in story.began}) == 2
+
+
+def test_a_call_in_doubt_that_the_code_no_longer_asks_for_holds_the_run() -> None:
+    """Under another key it would be made a second time; a person's word lets the new code go on."""
+
+    @workflow
+    async def pays_by_another_name() -> int:
+        return await step.options(name="pay", effect="irreversible")(echo, 1)
+
+    story = died_in_the_call(pays)
+    story.claim(pays_by_another_name)
+
+    assert story.play().state is State.HELD
+    assert story.reason is not None and "no longer asks for it" in story.reason and "pay at" in story.reason
+    assert [b.key for b in story.began] == ["charge"]
+
+    story.resolve("charge", "not_landed")
+    assert story.play().result == 1
+    assert [b.key for b in story.began] == ["charge", "pay"]
+    assert story.states == {"charge": ["not_landed"], "pay": ["landed"]}
+
+
+def test_a_run_does_not_end_past_a_call_in_doubt_that_its_code_has_dropped() -> None:
+    """It is held, not finished."""
+
+    @workflow
+    async def pays_no_more() -> int:
+        return 0
+
+    story = died_in_the_call(pays)
+    story.claim(pays_no_more)
+
+    assert story.play().state is State.HELD
+
+
+def test_the_error_of_a_call_in_doubt_outlives_a_drain_in_the_middle_of_the_question() -> None:
+    """Not landed: that error is the step's, and the call is not made again."""
+    story = Story(pays_and_can_ask, answer=raising(OSError("reset")), says=not_landed).until(lambda s: bool(s.asking))
+    assert story.driver is not None
+
+    story.asking.clear()
+    story.driver.reconcile_stopped("charge", story.now)
+    story.settle()
+    assert (story.state, story.states) == (State.PENDING, {"charge": ["open"]})
+
+    with pytest.raises(OSError, match="reset"):
+        _ = story.play().result
+    assert len(story.began) == 1

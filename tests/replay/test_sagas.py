@@ -502,3 +502,25 @@ def test_a_reconciler_can_be_asked_about_an_undoing() -> None:
 
     assert story.state is State.FAILED
     assert story.states == {"charge": ["compensated"], "~undo:charge": ["not_landed", "landed"]}
+
+
+def test_nothing_is_undone_ahead_of_the_commit_of_the_error_that_it_is_undone_for() -> None:
+    """Even where the undoing is declared `durability="async"`."""
+
+    @step.policy(durability="async")
+    async def cheap(n: int) -> int:
+        return n
+
+    @workflow
+    async def hasty() -> None:
+        async with saga():
+            await step.options(name="book", compensate=cheap)(echo, 1)
+            await ship(echo, 2)
+
+    story = Story(hasty, answer=failing("ship")).until(lambda s: "ship" in s.bodies)
+    story.end("ship")
+    assert story.driver is not None
+    assert [type(a).__name__ for a in story.driver.take_actions()] == []
+    story.play()
+
+    assert begun(story) == ["book", "ship", "~undo:book"]
