@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from replaykit import Workflow
-from replaykit.testing import CrashReport, Nursery, crash_everywhere
+from replaykit.testing import CrashReport, Nursery, checker, crash_everywhere
 from tests.conftest import Connection, fresh_database, with_database
 from tests.proof.own_flows import TABLE
 
@@ -24,12 +24,13 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def proof_dsn(server_dsn: str, server_connection: Connection, template_database: str) -> Iterator[str]:
-    """A database with a table of its user's."""
+    """A database with a table of its user's. What all runs leave in it is checked once they are over."""
     with fresh_database(server_connection, template_database) as name:
         dsn = with_database(server_dsn, name)
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(TABLE.encode())
         yield dsn
+        assert checker.main([dsn]) == 0
 
 
 @pytest.fixture
