@@ -251,10 +251,10 @@ class Database:
         defaults: dict[str, Any] = {
             "application_name": f"replaykit:{self.name}",
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-            "keepalives_idle": DEAD_AFTER_SECONDS // 3,
-            "keepalives_interval": DEAD_AFTER_SECONDS // 3,
+            "keepalives_idle": max(1, int(DEAD_AFTER_SECONDS // 3)),
+            "keepalives_interval": max(1, int(DEAD_AFTER_SECONDS // 3)),
             "keepalives_count": 2,
-            "tcp_user_timeout": DEAD_AFTER_SECONDS * 1000,
+            "tcp_user_timeout": int(DEAD_AFTER_SECONDS * 1000),
         }
         given = parse_dsn(self.dsn)
         return {**{k: v for k, v in defaults.items() if k not in given}, **given, "autocommit": True}
@@ -421,6 +421,14 @@ class Connection:
             return True
         return False
 
+    async def ask_alive(self, seconds: float) -> None:
+        """See that the server answers on this connection; its caller sees a lost one if it does not within `seconds`."""
+        watch = asyncio.get_running_loop().call_later(seconds, self.cut)
+        try:
+            await self.run(ALIVE)
+        finally:
+            watch.cancel()
+
     def _ask(self) -> None:
         """A statement goes out: someone looks after it. One timer for many statements, because most take a millisecond."""
         loop = asyncio.get_running_loop()
@@ -558,6 +566,9 @@ DURABILITY = Statement(
     "settings-read-durability",
     "select current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')",
 )
+
+# Anything that the server has to answer.
+ALIVE = Statement("alive", "select 1")
 
 # Whether alembic has ever worked in this schema.
 VERSION_TABLE = Statement("alembic_version-read-exists", "select to_regclass(%(table)s) is not null")

@@ -70,6 +70,10 @@ _PRUNE_SECONDS: Final = 3_600.0  # between two sweeps of old rows of workers
 _HINT_SECONDS: Final = 0.02  # between two hints that runs have ended: each is a commit
 _MAIL_SECONDS: Final = 0.05  # between two looks into the mailbox
 _RECOVER_SECONDS: Final = 0.25  # before another try after the database was lost
+_HEARS_SECONDS: Final = (
+    5.0  # without a hint, before the connection for hints is asked whether it lives; and for its answer
+)
+_LISTEN_SECONDS_MAX: Final = 2.0  # the longest pause before another try to listen
 _SUSPECTS_SECONDS: Final = 0.25  # between two words to the parent that there are suspects
 _SOLO_POLL_SECONDS: Final = 0.25  # between two looks for suspects, where there is nothing else to do
 _SOLO_IDLE_SECONDS: Final = 1.0  # without a suspect before a solo worker is done: the next may be on its way back
@@ -701,6 +705,8 @@ class Worker:
 
     async def _listen_loop(self) -> None:
         """NOTIFY is a hint: it shortens the wait for the next look, and polling does without it."""
+        lost_at: float | None = None
+        pause = _RECOVER_SECONDS
         while True:
             connection: Connection | None = None
             try:
@@ -708,15 +714,28 @@ class Worker:
                 if connection.pooled:
                     return
                 await connection.listen(work_channel(self._target.schema))
+                if lost_at is not None:
+                    log.info("hints_restored", seconds=round(time.monotonic() - lost_at, 3))
+                lost_at, pause = None, _RECOVER_SECONDS
+                self._heed_hint()  # whatever there was while nobody listened
                 while True:
-                    if await connection.wait_notify(30.0):
-                        self._mail_hint = True
-                        self._work.set()
-            except Exception:
-                await asyncio.sleep(_RECOVER_SECONDS)
+                    if await connection.wait_notify(_HEARS_SECONDS):
+                        self._heed_hint()
+                    else:  # silence, or a network that swallows what is sent
+                        await connection.ask_alive(_HEARS_SECONDS)
+            except Exception as error:
+                if lost_at is None:
+                    lost_at = time.monotonic()
+                    log.warning("hints_lost", error=error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LISTEN_SECONDS_MAX)
             finally:
                 if connection is not None:
                     await connection.close()
+
+    def _heed_hint(self) -> None:
+        self._mail_hint = True
+        self._work.set()
 
     async def _open_if_closed(self, connection: Connection | None) -> Connection:
         if connection is not None and not connection.closed:
