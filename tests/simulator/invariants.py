@@ -254,8 +254,8 @@ def _key_of(row: Row, e: Entry) -> str | None:
         return None
     if e.reuses is not None and row.journal[e.reuses][0].digest != e.digest:
         return row.journal[e.reuses][0].idempotency_key  # a person has accepted its result for another input
-    tried = [(a.attempt, a.digest) for a in row.attempts if a.key == e.key]
+    tried = [(a.attempt, 0, a.digest) for a in row.attempts if a.key == e.key]
     entries = [x for x in row.entries if x.key == e.key and x.kind == Kind.STEP and x.reuses is None]
-    tried += [(x.attempt, x.digest) for x in entries]
-    first = min(tried)[1]
+    tried += [(x.attempt, x.seq, x.digest) for x in entries]
+    first = min(tried)[2]
     return idempotency_key(row.id, e.key if first == e.digest else f"{e.key}\0{e.digest}")

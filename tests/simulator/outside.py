@@ -135,9 +135,9 @@ class Outside:
             stands = host.row.intents.get((key, action.attempt))
             if stands is None or stands.written_at > action.written_at:
                 raise Mismatch(f"a reconciler is asked about attempt {action.attempt} of {key}, the row is {stands}")
+            if stands.input != action.call.input.text or stands.idempotency_key != action.call.idempotency_key:
+                raise Mismatch(f"a reconciler of {key} is asked about another call than that of {stands}")
         self._check_begun(host, key, action.attempt)
-        if not action.call.idempotency_key:
-            raise Mismatch(f"a reconciler of {key} is asked, and is not told the idempotency key")
         host.asking[key] = action
 
     def answer(self, host: Host, key: str) -> None:
@@ -285,6 +285,8 @@ class Outside:
         if call is None or call.reconcile is None or call.compensates is not None:
             return
         known = json.loads(evidence)
+        if host.row.intents[call.key, attempt].input != call.input.text:
+            return  # it would be asked about another call
         if "misfit" in known or "NotJournalable" in evidence or "cannot journal" in evidence:
             return
         if (host.row.id, call.key, attempt) not in self.world.unsaid:
