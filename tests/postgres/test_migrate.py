@@ -82,7 +82,7 @@ def test_a_wheel_carries_its_migrations_and_no_folder_of_that_name(wheel_site: P
 
 def test_the_script_for_people_who_run_scripts_makes_the_same(empty_dsn: str, tmp_path: Path) -> None:
     """`replaykit db sql`: one transaction, no function of alembic needed."""
-    with psycopg.connect(direct(empty_dsn), autocommit=True) as conn:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(sql("by_hand").encode())
         assert current_revision(conn, "by_hand") == REVISION
     upgrade(empty_dsn, "by_alembic")
@@ -110,7 +110,7 @@ def first_release(empty_dsn: str) -> str:
     with _config("replaykit") as config:
         config.output_buffer = out
         command.upgrade(config, "0001", sql=True)
-    with psycopg.connect(direct(empty_dsn), autocommit=True) as conn:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(out.getvalue().encode())
         conn.execute(
             "insert into replaykit.runs (id, workflow, state, started_at, protocol, worker, lease_token) values"
@@ -135,7 +135,7 @@ def test_a_schema_with_runs_is_upgraded_while_workers_write(first_release: str) 
     """The indexes are built beside them: a build that must wait for somebody's old transaction keeps nobody waiting."""
     with (
         psycopg.connect(first_release) as old,
-        psycopg.connect(direct(first_release), autocommit=True) as conn,
+        psycopg.connect(first_release, autocommit=True) as conn,
         ThreadPoolExecutor() as threads,
     ):
         old.execute("set transaction isolation level repeatable read")
@@ -163,7 +163,7 @@ def second_release(first_release: str) -> str:
     with _config("replaykit") as config:
         config.output_buffer = out
         command.upgrade(config, "0001:0002", sql=True)
-    with psycopg.connect(direct(first_release), autocommit=True) as conn:
+    with psycopg.connect(first_release, autocommit=True) as conn:
         conn.execute(out.getvalue().encode())
         conn.execute(
             "update replaykit.runs set state = 'held', reason = 'why', lease_token = null, worker = null;"
@@ -179,7 +179,7 @@ def test_a_schema_of_the_release_before_gets_effects_and_keeps_its_rows(second_r
     def rows(conn: psycopg.Connection) -> list[list[tuple[str, ...]]]:
         return [conn.execute(f"select t::text from replaykit.{table} t".encode()).fetchall() for table in tables]
 
-    with psycopg.connect(second_release) as old, psycopg.connect(direct(second_release), autocommit=True) as conn:
+    with psycopg.connect(second_release) as old, psycopg.connect(second_release, autocommit=True) as conn:
         before = rows(conn)
         old.execute(ENTRY, [2])
 
@@ -197,7 +197,7 @@ def test_a_schema_of_the_release_before_gets_effects_and_keeps_its_rows(second_r
 
 def test_the_scripts_of_each_step_together_make_what_one_script_makes(second_release: str) -> None:
     """`replaykit db sql --from`."""
-    with psycopg.connect(direct(second_release), autocommit=True) as conn:
+    with psycopg.connect(second_release, autocommit=True) as conn:
         conn.execute(sql(since="0002").encode())
         conn.execute(sql("at_once").encode())
 
@@ -216,7 +216,7 @@ def test_the_scripts_of_each_step_together_make_what_one_script_makes(second_rel
 def test_an_upgrade_that_was_interrupted_is_done_again(first_release: str) -> None:
     """Its changes stand already; the revision was not written."""
     assert upgrade(first_release)
-    with psycopg.connect(direct(first_release), autocommit=True) as conn:
+    with psycopg.connect(first_release, autocommit=True) as conn:
         conn.execute("update replaykit.alembic_version set version_num = '0001'")
 
     assert upgrade(first_release)
@@ -235,12 +235,12 @@ def test_a_newer_schema_is_left_alone(dsn: str) -> None:
         conn.execute("update replaykit.alembic_version set version_num = '9999'")
 
     with pytest.raises(SchemaMismatch, match="revision 9999, newer than"):
-        upgrade(dsn)
+        upgrade(direct(dsn))
 
 
 def test_a_role_that_may_not_create_is_told_so(empty_dsn: str) -> None:
     """And leaves nothing half-made."""
-    with psycopg.connect(direct(empty_dsn), autocommit=True) as conn:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute("create role nothing login")
         try:
             limited = empty_dsn.replace("postgres@", "nothing@", 1)

@@ -14,6 +14,7 @@ from replaykit.errors import NotRetryable, RunNotFound
 from replaykit.postgres import journal, mailbox, migrate, onlookers, runs
 from replaykit.postgres.schema import Bound, Statement, done_channel, work_channel
 from replaykit.replay.entries import Change, Entry, Finish, Hold, Park, State, Verdict
+from tests.direct import direct
 from tests.postgres.store import NOW, Store, step, unit
 
 FAR = NOW + 365 * 86_400_000_000
@@ -259,7 +260,7 @@ def test_the_old_error_is_no_news_while_a_retried_run_goes_on(store: Store) -> N
 def test_the_functions_tell_those_who_listen(store: Store, schema: str) -> None:
     """Workers of work, clients of an end, on the channels that they listen on, however long the schema's name is."""
     dsn = store.database.dsn
-    migrate.upgrade(dsn, schema)
+    migrate.upgrade(direct(dsn), schema)
     other = Store(dsn, schema)
     try:
         begun = other.running()

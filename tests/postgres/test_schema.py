@@ -355,7 +355,7 @@ def test_a_schema_of_any_name_works(empty_dsn: str) -> None:
 def test_two_schemas_in_one_database_are_strangers(store: Store) -> None:
     """Each with its own version, its own runs."""
     dsn = store.database.dsn
-    assert migrate.upgrade(dsn, "another")
+    assert migrate.upgrade(direct(dsn), "another")
     other = Store(dsn, "another")
     try:
         store.start()
