@@ -261,6 +261,8 @@ class Outside:
     def may_hold(self, host: Host, unit: Unit) -> bool:
         """Whether a run is held for a call in doubt, after who could be asked was asked."""
         row = host.row
+        if row.token != host.run.token:
+            return True  # another claim has gone on meanwhile: it will be refused
         if _OTHER_INPUT in getattr(unit.change, "reason", "") and host.run.rewinds:
             self.facts["held: landed with another input"] += 1
             return True
