@@ -126,6 +126,9 @@ RETRY_WAIT_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 RECONCILE_SECONDS_MAX: Final = 30.0
 """How long a reconciler may take for one try: as long as patient HTTP clients wait for an answer."""
 
+RECONCILE_REASON_CHARS_MAX: Final = 2_000
+"""Of what a reconciler says in its own words: a sentence for a person, not a page of HTML."""
+
 RECONCILE_PAUSES_SECONDS: Final = (0.2, 1.0)
 """Between a reconciler's tries: two more bridge a lost connection; what lasts longer is for a person, or their `retry`."""
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, PAGE_ENTRIES
-from replaykit.postgres.schema import Bound, Statement, moment, us
+from replaykit.postgres.schema import Bound, Statement, moment, storable, us
 from replaykit.replay.entries import (
     FOREVER_US,
     Attempt,
@@ -674,7 +674,7 @@ def _unit_row(run: str, u: Unit) -> str:
     if u.change is not None:
         row += "," + json.dumps(_change(u.change))[1:-1]
     elif u.note is not None:
-        row += f',"reason":{_quoted(u.note)}'
+        row += f',"reason":{_quoted(storable(u.note))}'
     return row + "}"
 
 
@@ -687,7 +687,7 @@ def _change(change: Change) -> dict[str, Any]:
             until = None
         return {"state": "waiting", "seen": change.wakes, "waiting_for": change.waiting_for, "until": until}
     if isinstance(change, Hold):
-        return {"state": "held", "seen": change.wakes, "reason": change.reason}
+        return {"state": "held", "seen": change.wakes, "reason": storable(change.reason)}
     return {"state": "pending"}
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from replaykit.limits import CLAIM_BYTES_MAX, CLAIM_RUNS_MAX, FRUITLESS_MAX, REAP_RUNS_MAX
 from replaykit.postgres.journal import ENTRY_COLUMNS, parse_entry
-from replaykit.postgres.schema import Bound, Statement, moment, us
+from replaykit.postgres.schema import Bound, Statement, moment, storable, us
 from replaykit.replay.entries import PROTOCOL, Attempt, ClaimedRun, Intent, Mail, Observation, State
 
 __all__ = [
@@ -281,12 +281,16 @@ where r.worker = %(worker)s and r.lease_token = %(token)s and r.state = 'running
 """,
 )
 
-# What is not settled of their calls, in the order of Intent's fields. A call that landed is in the journal.
+# What is not settled of their calls, in the order of Intent's fields. A call that landed is in the journal. Of a step that was
+# tried a hundred times the first input and the last one say all.
 CLAIM_INTENTS = Statement(
     "intents-read-claimed",
     f"""
-select r.id, i.key, i.attempt, i.name, i.effect, i.idempotency_key, i.input::text, {us("i.written_at")}, i.state,
-    i.resolved_at is not null, i.evidence::text
+select r.id, i.key, i.attempt, i.name, i.effect, i.idempotency_key,
+    case when i.attempt = 1 or lead(i.attempt) over (partition by r.id, i.key order by i.attempt) is null
+        then i.input::text else '' end,
+    {us("i.written_at")}, i.state, i.resolved_at is not null,
+    case when lead(i.attempt) over (partition by r.id, i.key order by i.attempt) is null then i.evidence::text end
 from {{schema}}.runs r
 cross join lateral (select * from {{schema}}.intents where run_id = r.id and state in ('open', 'unknown', 'not_landed')
     offset 0) i
@@ -584,9 +588,7 @@ def clear_suspect(run_id: UUID, token: UUID) -> Bound:
 
 def hold_run(run_id: UUID, token: UUID, reason: str, wakes: int | None = None) -> Bound:
     """Returns a row, or none if the lease is another's. If the run's `wakes` has moved on from this one, it is pending."""
-    # Postgres text takes no NUL and UTF-8 no lone surrogate; the reason must get through whatever it quotes.
-    clean = reason.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode()
-    return HOLD, {"run_id": run_id, "token": token, "reason": clean, "wakes": wakes}
+    return HOLD, {"run_id": run_id, "token": token, "reason": storable(reason), "wakes": wakes}
 
 
 def find_run(ref: str) -> Bound:

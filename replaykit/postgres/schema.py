@@ -21,6 +21,7 @@ __all__ = [
     "done_channel",
     "moment",
     "quote_name",
+    "storable",
     "us",
     "work_channel",
 ]
@@ -30,6 +31,11 @@ REVISIONS: Final = ("0001", "0002", "0003")
 
 REVISION: Final = REVISIONS[-1]
 """The one that this release's statements need."""
+
+
+def storable(text: str) -> str:
+    """Text as Postgres stores it, readable: it takes no NUL, and UTF-8 no lone surrogate. For sentences that quote anything."""
+    return text.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode()
 
 
 SCHEMA_BYTES_MAX: Final = 63

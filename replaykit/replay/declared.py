@@ -94,6 +94,11 @@ def _contradiction(policy: Policy, *, whole: bool) -> str | None:
             f"key_valid_for={policy.key_valid_for!r} with effect={effect.value!r}: it says for how long the other side knows "
             "a call by its key, and such a call is effect='idempotent'; say that, or leave it out"
         )
+    if whole and effect is Effect.IDEMPOTENT and _given(policy.reconcile) and not _given(policy.key_valid_for):
+        return (
+            f"reconcile={_name(policy.reconcile)} with effect='idempotent' and no key_valid_for=: such a call is made again with "
+            "its key and nobody is ever asked; say for how long the other side knows the key, or leave reconcile= out"
+        )
     unheard = policy.not_landed is UNSET and whole
     if effect is Effect.IRREVERSIBLE and _given(policy.retry) and (unheard or policy.not_landed == ()):
         return (

@@ -282,7 +282,7 @@ class Driver:
             word = self._letters.word(intent.key, intent.attempt, misfit(intent))
             if word is not None:
                 letter, body = word
-                state = _STATES.get(body.get("word"), IntentState.UNKNOWN)
+                state = _STATES.get(str(body.get("word")), IntentState.UNKNOWN)
                 said = Answer(state, None, "", letter.sent_by or "a person", body.get("comment"), letter.id)
                 self._effects.close(
                     Closing(intent.key, intent.attempt, state, by=said.by, evidence=said.evidence), self._last_seq
@@ -573,6 +573,11 @@ class Driver:
             else:
                 self._actions.append(CancelBody(key))
         self._draining = old._draining
+
+    def unrecorded(self) -> list[str]:
+        """Keys of steps that have ended here and whose entries do not stand."""
+        unit = self.unit
+        return [e.key for e in (*(unit.entries if unit is not None else ()), *self._entries) if e.kind == Kind.STEP]
 
     def _uncommitted(self) -> Iterator[tuple[Entry, BodyOutcome]]:
         """Entries of bodies that this driver made and that do not stand, with the outcomes they were made of.

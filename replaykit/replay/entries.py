@@ -277,6 +277,10 @@ class Unit:
             n += 200 + len(a.error)
         for i in self.intents:
             n += 200 + len(i.input)
+        for c in self.closings:
+            n += 100 + len(c.evidence or "")
+        for o in self.observations:
+            n += 100 + len(o.id)
         if isinstance(self.change, Finish):
             n += len(self.change.output or "") + len(self.change.error or "")
         return n

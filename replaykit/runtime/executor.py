@@ -693,9 +693,13 @@ class Executor:
         work = body.task
         if self.bodies.get(body.call.key) is not body or body.is_async or work is None or work.done():
             return
+        if body.call.effect is Effect.IRREVERSIBLE and not work.cancel():
+            # Nobody is to be asked about a call that is still on its way; what the thread comes to is the best answer.
+            log.warning("step_late", run_id=str(self.run.id), step=body.call.key, attempt=body.attempt)
+            return
         body.timed_out = True
         outcome = timed_out(body.call, body.attempt, body.started_at)
-        if work.cancel():
+        if work.cancelled() or work.cancel():
             self._ended(body.call.key, body, unbegun(body.call, outcome))
             return
         self._leave_behind(body)
@@ -768,6 +772,11 @@ class Executor:
         driver = self.driver
         if driver is None:
             return
+        in_doubt = wait is None and outcome.landed is IntentState.UNKNOWN
+        if in_doubt and body is not None and body.call.effect is Effect.IRREVERSIBLE and self._goes_on(key):
+            # What it left in a thread may still make the call.
+            self.shop.leftovers.when_over((self.run.id, key), functools.partial(self._over, key, outcome))
+            return
         if wait is None:
             self._tell(driver.body_ended, key, outcome)
         else:
@@ -781,6 +790,11 @@ class Executor:
                 thread_lives=lingers,
             )
             self._tell(functools.partial(driver.body_failed, lingering=lingers), key, outcome, wait)
+
+    def _over(self, key: str, outcome: BodyOutcome) -> None:
+        """Nothing goes on any more of a call that may have landed: now somebody may be asked."""
+        if self.driver is not None:
+            self._tell(self.driver.body_ended, key, outcome)
 
     def _keep_or_discard(self, body: Body, lent: Lent, outcome: BodyOutcome | None) -> None:
         """What a transactional body wrote waits for the step's entry, or is rolled back."""

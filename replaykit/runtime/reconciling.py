@@ -14,7 +14,7 @@ from uuid import UUID
 
 from replaykit.errors import NotLanded
 from replaykit.events import brief, log
-from replaykit.limits import RECONCILE_PAUSES_SECONDS, RECONCILE_SECONDS_MAX, Settings
+from replaykit.limits import RECONCILE_PAUSES_SECONDS, RECONCILE_REASON_CHARS_MAX, RECONCILE_SECONDS_MAX, Settings
 from replaykit.replay.answers import Landed, Unknown
 from replaykit.replay.calls import CURRENT_STEP, StepInfo
 from replaykit.replay.driver import Reconcile
@@ -174,9 +174,9 @@ def _answer(action: Reconcile, said: Any, settings: Settings) -> Answer:
     call = action.call
     assert call.reconcile is not None
     if isinstance(said, NotLanded):
-        return Answer(IntentState.NOT_LANDED, None, str(said))
+        return Answer(IntentState.NOT_LANDED, None, str(said)[:RECONCILE_REASON_CHARS_MAX])
     if isinstance(said, Unknown):
-        return Answer(IntentState.UNKNOWN, None, said.reason)
+        return Answer(IntentState.UNKNOWN, None, str(said.reason)[:RECONCILE_REASON_CHARS_MAX])
     if not isinstance(said, Landed):
         words = (
             f"its reconciler {_name(call.reconcile)} returned {_kind(said)}: it returns Landed(result), NotLanded() or "

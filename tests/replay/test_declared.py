@@ -144,6 +144,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"key_valid_for": -1, "effect": "idempotent"},
         "key_valid_for=-1: the other side",
     ),
+    "a reconciler that is never asked": (
+        {"effect": "idempotent", "reconcile": find},
+        "with effect='idempotent' and no key_valid_for=: such a call is made again with its key and nobody is ever asked",
+    ),
     "key_valid_for for ever": ({"key_valid_for": float("inf"), "effect": "idempotent"}, "for ever is None"),
     "key_valid_for of a moment": (
         {"key_valid_for": dt.datetime(2030, 1, 1, tzinfo=dt.UTC), "effect": "idempotent"},
@@ -222,8 +226,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "an undoing by a lambda": {"compensate": lambda result: undo_with(result, "why")},
     "an undoing by a partial": {"compensate": functools.partial(undo_with, why="why")},
     "an undoing by a function of C": {"compensate": print},
-    "a reconciler that is an object": {"effect": "idempotent", "reconcile": Finder()},
-    "a reconciler that is a partial": {"effect": "idempotent", "reconcile": functools.partial(find_with, more="x")},
+    "a reconciler that is an object": {"effect": "irreversible", "reconcile": Finder()},
+    "a reconciler that is a partial": {"effect": "irreversible", "reconcile": functools.partial(find_with, more="x")},
     "nothing that is declared": {"effect": "idempotent", "not_landed": (), "reconcile": None, "compensate": None},
 }
 
@@ -255,7 +259,7 @@ def test_a_declaration_does_not_look_at_annotations() -> None:
     async def undo_later(result: Later) -> None:  # type: ignore[name-defined] # noqa: F821
         pass
 
-    step.policy(effect="idempotent", reconcile=find_later, compensate=undo_later)
+    step.policy(effect="irreversible", reconcile=find_later, compensate=undo_later)
 
 
 @step.policy(effect="irreversible")

@@ -502,20 +502,22 @@ async def test_an_async_body_whose_time_is_up_is_in_doubt(dsn: str, rows: Rows) 
     assert rows.ask(INTENTS) == [(1, "irreversible", "landed", "reconcile")]
 
 
-async def test_a_thread_whose_time_is_up_is_asked_about_when_it_has_ended(dsn: str, rows: Rows) -> None:
-    """Until then its call may still land, and no answer would hold."""
+async def test_a_thread_whose_time_is_up_is_waited_for_and_what_it_says_counts(
+    dsn: str, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its call may still land, and no answer would hold; nobody knows better than the thread itself."""
     world = WORLDS["late thread"]
     world.told = "hang"
     ANSWERS["late thread"] = lambda: Landed("gate open" if world.gate.is_set() else "too early")
-    async with working(dsn, asks) as (client, worker):
+    async with working(dsn, asks) as (client, _):
         handle = await client.start(asks, "late thread", True, 0.1)
-        await fact(lambda: worker._shop.threads.left_behind, "the thread is waited for no longer")
-        assert world.asked == []
+        await fact(lambda: "step_late" in caplog.text, "its time is up")
+        assert rows.ask("select state from runs") == [("running",)]
         world.gate.set()
-        assert await outcome(handle) == "gate open"
+        assert await outcome(handle) == "charged 5"
 
-    assert len(world.calls) == 1
-    assert rows.ask(INTENTS) == [(1, "irreversible", "landed", "reconcile")]
+    assert len(world.calls) == 1 and world.asked == []
+    assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
 
 
 async def fails_in_turn(world: str, errors: list[str]) -> str:
