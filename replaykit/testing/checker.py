@@ -10,7 +10,8 @@ reads, one moment of the database, and a page of it at a time. Rules, by the pro
     reuse               an entry that repeats a result names an entry of the same step, which a rewind had set aside
     call-after-entry    no body is called after its step's entry was written (calls), except after a rewind set it aside, a
                         time-out that left a thread running, and for steps that are `durability="async"`
-    too-many-calls      no step is called more often than its tries and its run's claims explain (calls)
+    too-many-calls      no step is called more often than its tries and its run's claims explain (calls); transactional steps
+                        apart, whose bodies run again whenever their transaction is lost
 2. An interrupted step's fate is declared, never guessed.
     open-intent         a run that has ended leaves no intent open; one that succeeded or failed asks nobody any more
     entry-of-intent     a step's entry and its intent say the same: `landed` and `ok` together, nothing open beside an entry
@@ -436,7 +437,7 @@ def _calls(run: RunRecord, journal: _Journal, calls: Sequence[Call]) -> _Said:
             by_key.setdefault(call.key, []).append(call)
     for key, made in by_key.items():
         allowed = max(tries[key], attempts[key]) + max(run.claims, 1) + journal.rewinds
-        if len(made) > allowed:
+        if len(made) > allowed and not any(call.effect == Effect.TRANSACTIONAL for call in made):
             yield (
                 "too-many-calls",
                 f"step {key} was called {len(made)} times; its tries and the run's claims explain {allowed}",

@@ -137,10 +137,16 @@ class Load:
         self.start(max(0, under_way - (len(self.runs) - self.over())), names)
 
     def goes_on(self, entries: int, seconds: float = 60.0) -> None:
-        """Wait until so many more entries are committed, or nothing is left to do."""
+        """Wait until so many more entries are committed, or nothing is left to do; a person helps on what waits for one."""
         before = self.length()
-        what = f"{entries} more entries are committed"
-        eventually(lambda: self.length() >= before + entries or self.over() == len(self.runs), what, seconds)
+
+        def has_gone_on() -> bool:
+            if self.length() >= before + entries or self.over() == len(self.runs):
+                return True
+            self.tend(cancels=0.1)
+            return False
+
+        eventually(has_gone_on, f"{entries} more entries are committed", seconds)
 
     def length(self) -> int:
         """Entries so far."""
