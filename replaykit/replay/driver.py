@@ -960,12 +960,16 @@ class Driver:
             self._reuse(call, aside)
             self._deliver_due()
         elif call.key not in self.in_flight and call.key not in self._tries.waiting and not self._is_answered(call):
-            last = self._last_try(call.key)
-            stands = last not in self._tries.rows
-            if last is not None and (last.next_at > self._now or not stands):
-                self._tries.wait(call, last, committed=stands)
-            else:
-                self._begin(call)
+            self._begin_in_time(call)
+
+    def _begin_in_time(self, call: CallStep) -> None:
+        """Begin it, once the try before has its row and the next one's time has come."""
+        last = self._last_try(call.key)
+        stands = last not in self._tries.rows
+        if last is not None and (last.next_at > self._now or not stands):
+            self._tries.wait(call, last, committed=stands)
+        else:
+            self._begin(call)
 
     def _try_again(self) -> None:
         execution = self.execution
@@ -1165,8 +1169,9 @@ class Driver:
             self._settle(call, doubt.outcome, closing, answer.mailbox_id)
         else:
             self._effects.close(closing, self._last_seq)
-            if not self._draining and self.execution.hold_reason is None:
-                self._begin(call)
+            in_time = call.key not in self._tries.waiting and self.execution.hold_reason is None
+            if in_time and not self._draining:
+                self._begin_in_time(call)
 
     def _goes_on_after(self, key: str, attempt: int) -> bool:
         """Whether another try was decided on, by the step's `retry=` or by a person who let the failed run go on."""

@@ -218,10 +218,7 @@ class Execution:
             self._owed -= 1
         if call.saga is not None:
             call.saga.settled(call, entry)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+        self._look_again()
         future = call.future
         if future is None or future.done():
             return  # the code gave it up: the entry moves the clock and reaches nobody
@@ -410,6 +407,13 @@ class Execution:
             self._waiters.append(waiter)
             await waiter
 
+    def _look_again(self) -> None:
+        """What `outcomes` waits for may have come."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
     def request(self, call: CallStep) -> asyncio.Future[Any]:
         """A called step is awaited for the first time."""
         if self.loop.gone:
@@ -436,6 +440,7 @@ class Execution:
             self._owed += call.effect is not None
         if call.effect is None and call.saga is not None:
             call.saga.gave_up(call)
+            self._look_again()
         self._commands.append(CancelStep(call.key))
 
     def dropped(self, call: CallStep) -> None:
