@@ -23,6 +23,7 @@ from alembic.config import Config
 from sqlalchemy import exc as sa_errors
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
+from replaykit.events import log
 from replaykit.postgres.database import describe_dsn, first_line, parse_dsn
 from replaykit.postgres.schema import REVISION, REVISIONS, check_schema, quote_name
 
@@ -30,6 +31,13 @@ __all__ = ["current_revision", "sql", "upgrade"]
 
 POLL_SECONDS: Final = 0.1
 """Time between two tries for the lock that another migrating process holds."""
+
+LOCK_SECONDS: Final = 0.5
+"""How long a change waits for a table that a transaction of somebody's still uses: whoever comes after it waits as long,
+workers too. Then it is taken back and tried again."""
+
+PAUSE_SECONDS_MAX: Final = 10.0
+"""Longest time between two such tries. The first is as long as the wait itself, so that workers get on."""
 
 _alembic = threading.Lock()  # alembic's `context` and `op` are proxies of the whole process
 
@@ -42,7 +50,7 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
     Raises:
         SchemaMismatch: the schema is newer than this release.
         ConfigurationError: the connection goes through a pooler, or the role may not create.
-        DatabaseUnreachable: no connection.
+        DatabaseUnreachable: no connection, or it was lost: the next try does what is left.
     """
     check_schema(schema)
     with _connect(dsn) as conn:
@@ -58,7 +66,13 @@ def upgrade(dsn: str, schema: str = "replaykit") -> bool:
             return _upgrade(conn, schema)
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigurationError(f"this role may not create schema {schema!r}: {first_line(error)}") from None
-        except sa_errors.DBAPIError as error:
+        except sa_errors.SQLAlchemyError as error:
+            if conn.closed:
+                raise DatabaseUnreachable(
+                    f"{describe_dsn(dsn)}: the connection was lost in the middle; migrate again"
+                ) from error
+            if not isinstance(error, sa_errors.DBAPIError):
+                raise
             raise ConfigurationError(
                 f"schema {schema!r} could not be migrated: {first_line(error.orig or error)}"
             ) from error
@@ -96,16 +110,50 @@ def _upgrade(conn: psycopg.Connection, schema: str) -> bool:
     name = quote_name(schema)
     if conn.execute("select 1 from pg_namespace where nspname = %s", (schema,)).fetchone() is None:
         conn.execute(f"create schema {name}".encode())
-    conn.execute(f"set search_path to {name}".encode())
+    # Whatever role or database have set: building an index takes its time, and keeps nobody waiting.
+    conn.execute(f"set search_path to {name}; set statement_timeout to 0; set lock_timeout to 0".encode())
+    pause = LOCK_SECONDS
+    while True:
+        try:
+            _run(conn, schema)
+            return True
+        except sa_errors.OperationalError as error:
+            if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
+                raise
+        conn.rollback()
+        conn.autocommit = True
+        log.warning("migration_waits", schema=schema, pids=_in_the_way(conn, schema), retrying=True)
+        time.sleep(pause)
+        pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+
+def _run(conn: psycopg.Connection, schema: str) -> None:
+    """What is missing, each revision in a transaction of its own."""
     conn.autocommit = False
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=sa.pool.StaticPool)
+    sa.event.listen(engine, "begin", _limit_locks)
     with _alembic, _config(schema) as config, engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         connection.commit()
     conn.rollback()
     conn.autocommit = True
-    return True
+
+
+def _limit_locks(connection: sa.Connection) -> None:
+    """Of a transaction; what is done outside of one (indexes that are built concurrently) is not limited."""
+    connection.exec_driver_sql(f"set local lock_timeout to '{LOCK_SECONDS * 1000:.0f}ms'")
+
+
+def _in_the_way(conn: psycopg.Connection, schema: str) -> list[int]:
+    """Whose transactions have used a table of the schema for longer than a change waits."""
+    rows = conn.execute(
+        "select distinct a.pid from pg_locks l join pg_class c on c.oid = l.relation join pg_stat_activity a on a.pid = l.pid"
+        " where c.relnamespace = %s::regnamespace and a.datname = current_database() and a.pid <> pg_backend_pid()"
+        " and a.xact_start < clock_timestamp() - %s * interval '1 second' order by 1",
+        (quote_name(schema), LOCK_SECONDS),
+    ).fetchall()
+    return [pid for (pid,) in rows]
 
 
 @contextlib.contextmanager
