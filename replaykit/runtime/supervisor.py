@@ -120,7 +120,7 @@ def run_workers(config: WorkerConfig, bell: Bell | None = None) -> int:
     """Runs the children until SIGTERM, SIGINT or the bell, and until all of them have ended. Main thread only.
 
     Returns:
-        Exit code: 0 all ended as asked; 1 some had to be killed.
+        Exit code: 0 all ended as asked; 1 some had to be killed, or their runs could not be handed back.
 
     Raises:
         ConfigurationError: the children cannot start as configured. Raised when all have ended and nothing is logged
@@ -205,7 +205,8 @@ class Supervisor:
         finally:
             for _, child in self._children():  # after an error of ours: the children end as orphans do
                 _close_lifeline(child)
-            self._releases.finish()
+            if not self._releases.finish():
+                self._exit_code = self._exit_code or 1
             self._selector.close()
         log.info("workers_stopped", exit_code=EXIT_CONFIGURATION if self._refusal else self._exit_code)
         if self._refusal is not None:
@@ -438,13 +439,15 @@ class Releases:
         """Releases that worker's runs, soon."""
         self._queue.put(release)
 
-    def finish(self) -> None:
-        """Waits until all is released, or for `RELEASE_SECONDS_MAX`."""
+    def finish(self) -> bool:
+        """Waits until all is released, or for `RELEASE_SECONDS_MAX`; whether all is."""
         self._queue.put(None)
         self._thread.join(RELEASE_SECONDS_MAX)
         self._leaving.set()
         if self._thread.is_alive():
             log.warning("runs_not_released", reason="the database is not reachable; the leases will end by themselves")
+            return False
+        return True
 
     def _run(self) -> None:
         self._connect()

@@ -148,6 +148,7 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self._claims: Connection | None = None
         self._others: Connection | None = None
+        self._unproven = False  # at the last look the lease was not ours beyond doubt
         self._others_free = asyncio.Lock()
         self._ended_hint = asyncio.Event()
         self._watchdog = Watchdog(self._executing)
@@ -353,8 +354,16 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writer.drained(), seconds)
 
+    def _tell_unrecorded(self) -> None:
+        """What has ended and could not be written: its bodies run again elsewhere."""
+        for executor in self._executors.values():
+            steps = executor.driver.unrecorded() if executor.driver is not None else []
+            if steps:
+                log.error("left_unrecorded", run_id=str(executor.run.id), steps=steps)
+
     async def _close(self, *, although_bodies_run: bool) -> None:
         stack, self._stack = self._stack, None
+        self._tell_unrecorded()
         self._watchdog.stop()
         for task in self._tasks:
             task.cancel()
@@ -440,9 +449,20 @@ class Worker:
         self._tasks.append(task)
         task.add_done_callback(lambda done: self._tasks.remove(done) if done in self._tasks else None)
 
+    def _look_at_lease(self) -> None:
+        """Without a parent nothing ends this process with its lease, so what can be cancelled is: others may begin it once
+        the database, too, sees the lease end. If only the loop was blocked, the heartbeat says so before the second look."""
+        if self._supervised or self._heartbeat.valid():
+            self._unproven = False
+            return
+        again, self._unproven = self._unproven, True
+        if again and any(body.is_async for one in self._executors.values() for body in one.bodies.values()):
+            log.warning("lease_not_renewed_in_time", worker=str(self.worker_id))
+            self._lease_lost()
+
     async def _begin_anew(self) -> None:
         await asyncio.to_thread(self._heartbeat.stop)
-        self.worker_id = uuid.uuid4()
+        lost, self.worker_id = self.worker_id, uuid.uuid4()
         while not self.draining:
             try:
                 await self._take_lease()
@@ -451,7 +471,15 @@ class Worker:
                 await asyncio.sleep(_RECOVER_SECONDS)
             else:
                 self._work.set()
+                await self._release_lost(lost)
                 return
+
+    async def _release_lost(self, worker_id: uuid.UUID) -> None:
+        """What nobody took meanwhile, as after an outage: no run is to blame. While a body goes on the sweep decides."""
+        if not self.bodies:
+            with contextlib.suppress(Exception):  # the sweep does it as well
+                await self._ask(leases.release_worker(worker_id, recovered=False, wait=False))
+                self._work.set()
 
     def _executing(self, task: asyncio.Task[Any] | None, frame: FrameType) -> Culprit:
         """Whose code the loop executes at this moment. In the watchdog's thread."""
@@ -471,6 +499,7 @@ class Worker:
         while True:
             self._heartbeat.tick()
             self._watchdog.tick()
+            self._look_at_lease()
             for executor in list(self._executors.values()):
                 if executor.postponed:
                     asyncio.get_running_loop().call_soon(executor.tick)
