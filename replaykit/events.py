@@ -84,6 +84,9 @@ def trace(error: BaseException) -> str:
 
 def brief(error: BaseException) -> str:
     """An exception's type and the first line of its message: what follows may quote values."""
-    lines = str(error).strip().splitlines()
     name = type(error).__qualname__
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # of the author's own `__str__`
+        return name
     return f"{name}: {lines[0][:_LINE_MAX]}" if lines else name

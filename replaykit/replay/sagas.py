@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from replaykit.errors import ConfigurationError
+from replaykit.errors import ConfigurationError, Gone
 from replaykit.replay.entries import Entry, Outcome
 from replaykit.replay.requests import CallStep, Pending
 
@@ -164,12 +164,24 @@ class SagaBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         saga = self._saga
-        CURRENT_SAGA.set(saga.outer)
-        if error is None:
+        self._step_out()
+        if error is None or isinstance(error, GeneratorExit):  # a generator that is closed early has not failed
             saga.end()
-        elif isinstance(error, Exception | asyncio.CancelledError):
+        elif not isinstance(error, Gone):
             saga.undoing = True
             await saga.execution.compensate(saga)
+
+    def _step_out(self) -> None:
+        """Of this one, wherever it stands: blocks of an exit stack, or of generators, may be left in another order."""
+        saga, current = self._saga, CURRENT_SAGA.get()
+        if current is saga:
+            CURRENT_SAGA.set(saga.outer)
+            return
+        while current is not None:
+            if current.outer is saga:
+                current.outer = saga.outer
+                return
+            current = current.outer
 
 
 def owing_saga(call: CallStep) -> Saga | None:

@@ -95,11 +95,16 @@ class Reconcilers:
                 task.exception()  # else asyncio would tell of it
             return
         del self._asked[call.key]
-        if task.cancelled():  # if not by a drain, then with the whole loop
-            if asking.stopping:
-                self._stopped(call.key)
+        if task.cancelled() and asking.stopping:
+            self._stopped(call.key)
             return
-        answer = task.result()
+        try:
+            answer = task.result()
+        except (
+            BaseException
+        ) as error:  # whatever a reconciler did to its own task: the run must not wait for it for ever
+            words = f"its reconciler ended with {type(error).__qualname__} instead of an answer"
+            answer = Answer(IntentState.UNKNOWN, None, words)
         log.info("reconciled", run_id=str(self._run_id), step=call.key, attempt=attempt, state=str(answer.state))
         self._answered(call.key, attempt, answer)
 
@@ -164,7 +169,7 @@ async def _said(reconcile: Callable[[Any], Any], info: StepInfo, seconds: float)
         if task is None or task.cancelling():
             raise
         raise _Failed(error) from None  # its own
-    except GeneratorExit:
+    except GeneratorExit:  # of a coroutine that is closed, which must not wait for anything any more
         raise
     except BaseException as error:
         raise _Failed(error) from None
@@ -174,9 +179,9 @@ def _answer(action: Reconcile, said: Any, settings: Settings) -> Answer:
     call = action.call
     assert call.reconcile is not None
     if isinstance(said, NotLanded):
-        return Answer(IntentState.NOT_LANDED, None, str(said)[:RECONCILE_REASON_CHARS_MAX])
+        return Answer(IntentState.NOT_LANDED, None, _text(said))
     if isinstance(said, Unknown):
-        return Answer(IntentState.UNKNOWN, None, str(said.reason)[:RECONCILE_REASON_CHARS_MAX])
+        return Answer(IntentState.UNKNOWN, None, _text(said.reason))
     if not isinstance(said, Landed):
         words = (
             f"its reconciler {_name(call.reconcile)} returned {_kind(said)}: it returns Landed(result), NotLanded() or "
@@ -193,6 +198,14 @@ def _answer(action: Reconcile, said: Any, settings: Settings) -> Answer:
         return Answer(IntentState.UNKNOWN, None, words)
     outcome.landed = IntentState.LANDED
     return Answer(IntentState.LANDED, outcome, "")
+
+
+def _text(said: object) -> str:
+    """What it said in its own words; an author's `__str__` may do anything."""
+    try:
+        return str(said)[:RECONCILE_REASON_CHARS_MAX]
+    except Exception:
+        return f"a {type(said).__qualname__} without words"
 
 
 def _name(function: Callable[..., Any]) -> str:

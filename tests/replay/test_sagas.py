@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -524,3 +525,61 @@ def test_nothing_is_undone_ahead_of_the_commit_of_the_error_that_it_is_undone_fo
     story.play()
 
     assert begun(story) == ["book", "ship", "~undo:book"]
+
+
+@pytest.mark.parametrize("error", [SystemExit("no stock"), KeyboardInterrupt(), type("Own", (BaseException,), {})()])
+def test_a_saga_left_by_whatever_ends_the_run_undoes_what_it_owes(error: BaseException) -> None:
+    """An exception is an exception, also where it is no `Exception`."""
+
+    @workflow
+    async def leaves() -> None:
+        async with saga():
+            await book(echo, 1)
+            raise error
+
+    story = Story(leaves).play()
+
+    assert story.state is State.FAILED
+    assert begun(story) == ["book", "~undo:book"]
+
+
+def test_what_a_generator_did_that_is_closed_early_the_saga_around_it_owes() -> None:
+    """To be closed is not to fail; but it is not forgotten either."""
+
+    async def seats() -> Any:
+        async with saga():
+            yield await book(echo, 1)
+            yield await book(echo, 2)
+
+    @workflow
+    async def picks() -> None:
+        async with saga():
+            async with contextlib.aclosing(seats()) as them:
+                async for _ in them:
+                    break
+            raise Trouble
+
+    story = Story(picks).play()
+
+    assert story.state is State.FAILED
+    assert begun(story) == ["book", "~undo:book"]
+
+
+def test_sagas_left_in_another_order_keep_what_they_owe() -> None:
+    """Each step is owed by the innermost that is not left yet."""
+
+    @workflow
+    async def tangled() -> None:
+        outer, inner = saga(), saga()
+        await outer.__aenter__()
+        await inner.__aenter__()
+        await outer.__aexit__(None, None, None)
+        try:
+            await book(echo, 1)
+            raise Trouble
+        except Trouble as error:
+            await inner.__aexit__(type(error), error, None)
+
+    story = Story(tangled).play()
+
+    assert begun(story) == ["book", "~undo:book"]

@@ -263,7 +263,41 @@ async def test_a_call_that_did_not_land_is_made_again_with_the_same_key_under_a_
     assert (entry.outcome, entry.attempt) == ("ok", 2)
 
 
+class Speechless(Exception):
+    """Its own `__str__` fails."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class SpeechlessNotLanded(NotLanded):
+    """The same, as an answer that counts."""
+
+    __str__ = Speechless.__str__
+
+
+def throwing(error: BaseException) -> Callable[[], Any]:
+    """A reconciler that raises."""
+
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+def cancel_itself() -> None:
+    """A reconciler that ends its own task."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
 DOUBTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "odd words": (lambda: Unknown("the bank says \0 \ud800"), "the bank says \\u0000 \\ud800"),
+    "no text": (lambda: Unknown(ConnectionError("reset")), "reset"),  # type: ignore[arg-type]
+    "a generator's end": (throwing(GeneratorExit()), "ended with GeneratorExit instead of an answer"),
+    "no words": (throwing(Speechless()), "the last time with Speechless"),
+    "its own end": (cancel_itself, ""),
     "unknown": (lambda: Unknown("the bank is closed"), "the bank is closed"),
     "nonsense": (
         lambda: "landed",
@@ -292,6 +326,14 @@ async def test_a_call_of_which_the_reconciler_cannot_say_waits_for_a_person(dsn:
     assert rows.ask("select run_id, key, idempotency_key from in_doubt") == [
         (handle.id, "charge", WORLDS[kind].calls[0][1])
     ]
+
+
+async def test_an_answer_without_words_is_an_answer(dsn: str, rows: Rows) -> None:
+    """Whatever its author has made of it."""
+    handle = await interrupted(dsn, rows, asks, "speechless", False)
+    ANSWERS["speechless"] = SpeechlessNotLanded
+
+    assert await resumed(dsn, handle, asks) == "charged 5"
 
 
 async def test_without_a_reconciler_a_person_is_asked_at_once(dsn: str, rows: Rows) -> None:
