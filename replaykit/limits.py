@@ -37,8 +37,9 @@ class Settings(BaseModel):
     recoveries_max: Annotated[int, Field(ge=1)] = 5
     """How often a run that ends its process is tried again, apart from others and in the end alone, before it is held."""
 
-    payload_bytes_max: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
-    """The largest single value in the journal. Larger ones belong in object storage, by reference."""
+    payload_bytes_max: Annotated[int, Field(ge=1024, le=256 * 1024 * 1024)] = 16 * 1024 * 1024
+    """The largest single value in the journal. Larger ones belong in object storage, by reference. More than 256 MiB would not
+    fit into a statement, which Postgres takes up to 1 GB, escapes included."""
 
     input_bytes_max: Annotated[int, Field(ge=256)] = 16 * 1024
     """A plain step's input above this is kept as digest, size and head: 200 turns of a 1 MB chat would store 94 MB."""

@@ -49,6 +49,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 DEAD_AFTER_SECONDS: Final = 15
 """Silence after which the kernel gives a connection up: well below a lease, well above a pause of a healthy network."""
 
+BYTES_PER_SECOND_MIN: Final = 250_000
+"""What a statement carries gets so much longer than that to be sent and answered: a large value takes its time."""
+
 PAGE_ROWS: Final = 2_000
 """Rows of a snapshot that are in memory at a time, of each statement."""
 
@@ -276,7 +279,7 @@ class Connection:
         self._lock_timeout = lock_timeout
         self.pooled = pooled
         self._prepare = None if pooled else True
-        self._asked_at: float | None = None  # when the statement that has no answer yet was sent
+        self._asked_at: float | None = None  # when the statement that has no answer yet was sent, at the latest
         self._watched = False
         self._prepared: set[str] = set()
         self._twin: int | None = None  # of libpq's descriptor
@@ -291,7 +294,7 @@ class Connection:
             return (await self.run_all([(statement, params or {})]))[0]
         cursor = self._raw.cursor()
         self._stop_reading()
-        self._ask()
+        self._ask(params)
         try:
             await cursor.execute(self._database.text(statement), params or {}, prepare=self._prepare)
         except psycopg.errors.FeatureNotSupported:
@@ -311,7 +314,7 @@ class Connection:
             return bool(await self.run(statement, params))
         text, names = self._database.numbered(statement)
         pgconn = self._raw.pgconn
-        self._ask()
+        self._ask(params)
         try:
             if statement.name not in self._prepared:
                 pgconn.send_prepare(statement.name.encode(), text)
@@ -395,7 +398,7 @@ class Connection:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
         text = self._database.text
         self._stop_reading()
-        self._ask()
+        self._ask(*(params for _, params in bound))
         try:
             async with self._raw.pipeline():
                 if self.pooled:
@@ -429,10 +432,15 @@ class Connection:
         finally:
             watch.cancel()
 
-    def _ask(self) -> None:
+    def _ask(self, *sent: dict[str, Any] | None) -> None:
         """A statement goes out: someone looks after it. One timer for many statements, because most take a millisecond."""
         loop = asyncio.get_running_loop()
-        self._asked_at = loop.time()
+        size = 0
+        for params in sent:
+            for value in (params or {}).values():
+                if type(value) is str:
+                    size += len(value)
+        self._asked_at = loop.time() + size / BYTES_PER_SECOND_MIN
         if not self._watched:
             self._watched = True
             loop.call_later(DEAD_AFTER_SECONDS, self._look, loop)
@@ -445,7 +453,8 @@ class Connection:
         left = asked_at + DEAD_AFTER_SECONDS - loop.time()
         if left <= 0:
             self.cut()
-        loop.call_later(left if left > 0 else DEAD_AFTER_SECONDS, self._look, loop)
+        # Not later than that, though a large value's time is longer: the statement after it may be another.
+        loop.call_later(min(left, DEAD_AFTER_SECONDS) if left > 0 else DEAD_AFTER_SECONDS, self._look, loop)
 
     def cut(self) -> None:
         """End a statement that has no answer: its caller sees a lost connection.

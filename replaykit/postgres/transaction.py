@@ -34,6 +34,7 @@ from replaykit.events import log
 from replaykit.limits import LOCK_TIMEOUT_SECONDS
 from replaykit.postgres import journal
 from replaykit.postgres.database import (
+    BYTES_PER_SECOND_MIN,
     DEAD_AFTER_SECONDS,
     Database,
     cut_off,
@@ -579,7 +580,7 @@ async def _say(
     pgconn = owner.pgconn
     encoding = owner.info.encoding
     pgconn.send_query(text.encode(encoding))
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds and seconds + len(text) / BYTES_PER_SECOND_MIN):
         results: list[PGresult] = await waiting.wait_async(generators.execute(pgconn), pgconn.socket)
     for result in results:
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
