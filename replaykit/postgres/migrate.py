@@ -20,6 +20,7 @@ import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import event
 from sqlalchemy import exc as sa_errors
 
 from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
@@ -131,7 +132,7 @@ def _run(conn: psycopg.Connection, schema: str) -> None:
     """What is missing, each revision in a transaction of its own."""
     conn.autocommit = False
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=sa.pool.StaticPool)
-    sa.event.listen(engine, "begin", _limit_locks)
+    event.listen(engine, "begin", _limit_locks)
     with _alembic, _config(schema) as config, engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

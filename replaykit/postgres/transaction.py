@@ -27,6 +27,7 @@ from psycopg.abc import AdaptContext, PQGen
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import tuple_row
 from typing_extensions import override
 
 from replaykit.errors import OutsideRun
@@ -482,11 +483,14 @@ def _refuse(what: str) -> psycopg.ProgrammingError:
     )
 
 
+_AS_TUPLES: Any = tuple_row  # as psycopg's own, which no checker can say of a class that is generic in its rows
+
+
 class _AsyncView(psycopg.AsyncConnection[Row]):
     """What an async body has of its transaction's connection."""
 
     def __init__(self, transaction: Transaction) -> None:
-        super().__init__(transaction.pgconn)
+        super().__init__(transaction.pgconn, row_factory=_AS_TUPLES)
         self._transaction = transaction
 
     def __del__(self, *args: Any) -> None:
@@ -529,7 +533,7 @@ class _SyncView(psycopg.Connection[Row]):
     """What a sync body has of it."""
 
     def __init__(self, transaction: Transaction) -> None:
-        super().__init__(transaction.pgconn)
+        super().__init__(transaction.pgconn, row_factory=_AS_TUPLES)
         self._transaction = transaction
 
     def __del__(self, *args: Any) -> None:

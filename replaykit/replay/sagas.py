@@ -134,6 +134,7 @@ class Saga:
                     f"{', '.join([owed.key, *self.keys_owed])}"
                 )
                 await asyncio.get_running_loop().create_future()
+                return
             with contextlib.suppress(Exception):  # a person let it fail: the rest is undone all the same
                 await asked
 

@@ -134,6 +134,7 @@ async def ask(
     """
     reconcile = action.call.reconcile
     assert reconcile is not None
+    error: BaseException | None = None
     for pause in (*pauses, None):
         try:
             return _answer(action, await _said(reconcile, info, seconds), settings)
@@ -145,6 +146,7 @@ async def ask(
         if pause is not None:
             await asyncio.sleep(pause)
     tries = len(pauses) + 1
+    assert error is not None
     words = f"its reconciler {_name(reconcile)} failed {tries} times, the last time with {brief(error)}"
     return Answer(IntentState.UNKNOWN, None, words)
 

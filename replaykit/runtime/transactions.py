@@ -43,6 +43,7 @@ class Lent(Protocol):
     @property
     def used(self) -> bool:
         """Whether the body has asked for a connection, and what it wrote waits for its commit."""
+        ...
 
     def connect(self, kind: type[Any] | None) -> Any:
         """What `step.current().connection(kind)` gives."""

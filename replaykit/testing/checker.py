@@ -572,7 +572,9 @@ def _key(number: int, told: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
-    parser = argparse.ArgumentParser("python -m replaykit.testing.checker", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m replaykit.testing.checker", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("dsn", metavar="DSN", help="URL of the database")
     parser.add_argument("--schema", default="replaykit", help="the schema that holds replaykit's tables")
     parser.add_argument("--acknowledged", type=Path, metavar="FILE", help="what somebody was told, as JSON lines")
@@ -592,7 +594,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             connection.close()
     except (ReplaykitError, OSError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
+        parser._print_message(f"{error}\n", sys.stderr)
         return 2
     looked = f"{checked.runs} runs, {checked.entries} entries, {checked.intents} intents, {checked.letters} letters"
     told = f"{looked}, {checked.calls} calls: "

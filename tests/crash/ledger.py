@@ -82,7 +82,7 @@ async def book(steps: int) -> int:
     """One step after another, in coroutines and in threads."""
     total = 0
     for number in range(steps):
-        total += await transactional(enter_sync if number % 2 else enter, number)
+        total += await (transactional(enter_sync, number) if number % 2 else transactional(enter, number))
     return total
 
 

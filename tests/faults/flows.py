@@ -159,7 +159,7 @@ async def chain(steps: int) -> int:
     """One step after another, in coroutines and in threads."""
     total = 0
     for number in range(steps):
-        total += await step(visit if number % 3 else visit_sync, number)
+        total += await (step(visit, number) if number % 3 else step(visit_sync, number))
     return total
 
 

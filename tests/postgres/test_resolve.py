@@ -32,7 +32,8 @@ def in_doubt(store: Store, state: str = "held", **fields: Any) -> UUID:
         "pending": Release(),
         "running": None,
     }
-    written = unit(run, intents=[intent(**({"state": "unknown"} | fields))], change=changes[state])
+    more: dict[str, Any] = {"state": "unknown"} | fields
+    written = unit(run, intents=[intent(**more)], change=changes[state])
     assert store.write(written) == {run.id: Verdict.OK}
     return run.id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -546,7 +546,7 @@ def test_a_saga_left_by_whatever_ends_the_run_undoes_what_it_owes(error: BaseExc
 def test_what_a_generator_did_that_is_closed_early_the_saga_around_it_owes() -> None:
     """To be closed is not to fail; but it is not forgotten either."""
 
-    async def seats() -> Any:
+    async def seats() -> AsyncGenerator[int, None]:
         async with saga():
             yield await book(echo, 1)
             yield await book(echo, 2)

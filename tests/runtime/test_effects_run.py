@@ -199,7 +199,8 @@ async def look_async(dsn: str, world: str) -> str:
 @workflow
 async def looks(dsn: str, world: str, effect: EffectName, sync: bool) -> str:
     """Its body reads its own intent."""
-    return await step.options(effect=effect, name="look")(look if sync else look_async, dsn, world)
+    looking = step.options(effect=effect, name="look")
+    return await (looking(look, dsn, world) if sync else looking(look_async, dsn, world))
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -769,7 +770,8 @@ def lasts_sync(world: str) -> str:
 @workflow
 async def lasting(world: str, sync: bool) -> str:
     """One irreversible step."""
-    return await step.options(effect="irreversible")(lasts_sync if sync else lasts, world)
+    once = step.options(effect="irreversible")
+    return await (once(lasts_sync, world) if sync else once(lasts, world))
 
 
 @pytest.mark.parametrize("sync", [False, True])

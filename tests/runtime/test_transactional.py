@@ -317,6 +317,7 @@ async def as_dicts() -> dict[str, Any]:
     conn.row_factory = factory
     await conn.execute("set search_path = nowhere")
     await conn.execute("create temporary table notes (n int)")
+    cursor: Any = None
     for _ in range(8):  # more than it takes until psycopg prepares a statement
         cursor = await conn.execute("select %s::int as n", (step.current().attempt,), prepare=True)
     row: Any = await cursor.fetchone()
