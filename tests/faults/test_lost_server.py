@@ -9,6 +9,7 @@ import pytest
 from tests.faults.conftest import Loads
 from tests.faults.server import Own
 from tests.faults.wire import Lose, Wire
+from tests.runtime.facts import eventually
 
 SLOW = pytest.mark.slow
 
@@ -39,8 +40,11 @@ def test_runs_survive_connections_that_break(own_dsn: str, wire: Wire, loads: Lo
     for number in range(cuts):
         load.more()
         load.goes_on(load.chance.randrange(15))
+        refused = wire.refused
         wire.refuse(number % 3 == 0)
-        wire.cut(0.3)
+        wire.cut(1.0 if number % 3 == 0 else 0.3)
+        eventually(lambda: number % 3 or wire.refused > refused + 2, "nobody can connect")  # noqa: B023
+        wire.refuse(False)
     wire.heal()
     load.finish()
 

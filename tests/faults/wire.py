@@ -96,6 +96,8 @@ class Wire:
     Attributes:
         dsn: leads to the same database, over this wire.
         lost: how many commits lost what.
+        links_cut: how many connections were cut.
+        refused: how many were not made.
 
     Args:
         dsn: of the server.
@@ -117,6 +119,7 @@ class Wire:
         self._chance = random.Random(seed)
         self.lost: Counter[Lose] = Counter()
         self.links_cut = 0
+        self.refused = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -232,8 +235,15 @@ class Wire:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._lead(reader, writer)
+        except asyncio.CancelledError:  # the end of the test
+            writer.transport.abort()
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._flows.wait()
         if self._refuses:
+            self.refused += 1
             writer.transport.abort()
             return
         given = conninfo_to_dict(self._dsn)
