@@ -33,6 +33,7 @@ from replaykit.events import log
 from replaykit.limits import (
     BACKLOG_BYTES_MAX,
     CLAIM_RUNS_MAX,
+    LOCK_TIMEOUT_SECONDS,
     PAGE_ENTRIES,
     REAP_RUNS_MAX,
     WORKER_ROWS_KEEP_SECONDS,
@@ -74,6 +75,7 @@ _HEARS_SECONDS: Final = (
     5.0  # without a hint, before the connection for hints is asked whether it lives; and for its answer
 )
 _LISTEN_SECONDS_MAX: Final = 2.0  # the longest pause before another try to listen
+_HAND_BACK_SECONDS_MAX: Final = LOCK_TIMEOUT_SECONDS + 2.0  # at the end; then the parent does it, or the lease ends
 _SUSPECTS_SECONDS: Final = 0.25  # between two words to the parent that there are suspects
 _SOLO_POLL_SECONDS: Final = 0.25  # between two looks for suspects, where there is nothing else to do
 _SOLO_IDLE_SECONDS: Final = 1.0  # without a suspect before a solo worker is done: the next may be on its way back
@@ -298,10 +300,10 @@ class Worker:
                 raise result
 
     async def _take_lease(self) -> None:
-        host = asyncio.get_running_loop()
+        host, worker_id = asyncio.get_running_loop(), self.worker_id
 
         def on_lost() -> None:
-            host.call_soon_threadsafe(self._lease_lost)
+            host.call_soon_threadsafe(self._lease_lost, worker_id)
 
         self._heartbeat = Heartbeat(
             self._database,
@@ -351,8 +353,16 @@ class Worker:
                 await asyncio.wait_for(self._quiet.wait(), min(left, _TICK_SECONDS))
 
     async def _flush(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(self._writer.drained(), seconds)
+        except TimeoutError:
+            # The database is away, it seems. Statements are ended before their tasks are cancelled: psycopg would ask the
+            # server to forget them, and wait for its answer, for 5 seconds each.
+            self._writer.cut_off()
+            for connection in (self._claims, self._others):
+                if connection is not None:
+                    connection.cut()
+            await asyncio.sleep(_TICK_SECONDS)
 
     def _tell_unrecorded(self) -> None:
         """What has ended and could not be written: its bodies run again elsewhere."""
@@ -386,8 +396,9 @@ class Worker:
         await asyncio.to_thread(self._heartbeat.stop)
         if hand_back:
             try:
-                await self._release()
-                await self._ask(runs.notify(work_channel(self._target.schema)))
+                async with asyncio.timeout(_HAND_BACK_SECONDS_MAX):
+                    await self._release()
+                    await self._ask(runs.notify(work_channel(self._target.schema)))
             except Exception as error:
                 log.warning("release_failed", worker=str(self.worker_id), error=error)
         for connection in (self._claims, self._others):
@@ -432,16 +443,19 @@ class Worker:
         }
         return in_flight, health
 
-    def _lease_lost(self) -> None:
+    def _lease_lost(self, worker_id: uuid.UUID) -> None:
         """Someone took our runs: forget them, and begin anew under another id; a supervised process ends instead, since
         its parent hands back by the id that it gave."""
-        log.warning("lease_lost_runs_dropped", worker=str(self.worker_id), runs=len(self._executors))
+        if worker_id != self.worker_id:  # known before its heartbeat heard it
+            return
+        log.warning("lease_lost_runs_dropped", worker=str(worker_id), runs=len(self._executors))
         if self._supervised:
             os._exit(EXIT_LEASE_LOST)
         for executor in list(self._executors.values()):
             executor.drop()
         if not self.draining:
-            self._begin_task(self._begin_anew(), "replaykit_begin_anew")
+            self.worker_id = uuid.uuid4()
+            self._begin_task(self._begin_anew(worker_id), "replaykit_begin_anew")
 
     def _begin_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends by itself, and is cancelled with the worker if it has not."""
@@ -458,11 +472,10 @@ class Worker:
         again, self._unproven = self._unproven, True
         if again and any(body.is_async for one in self._executors.values() for body in one.bodies.values()):
             log.warning("lease_not_renewed_in_time", worker=str(self.worker_id))
-            self._lease_lost()
+            self._lease_lost(self.worker_id)
 
-    async def _begin_anew(self) -> None:
+    async def _begin_anew(self, lost: uuid.UUID) -> None:
         await asyncio.to_thread(self._heartbeat.stop)
-        lost, self.worker_id = self.worker_id, uuid.uuid4()
         while not self.draining:
             try:
                 await self._take_lease()

@@ -78,6 +78,11 @@ class Writer:
         for one in self._all:
             await one.idle.wait()
 
+    def cut_off(self) -> None:
+        """End the statements that have no answer."""
+        for one in self._all:
+            one.cut_off()
+
     async def close(self) -> None:
         """Stop at once; units without a verdict get none."""
         for task in self._tasks:
@@ -118,6 +123,10 @@ class _Shard:
 
     async def open(self) -> None:
         self._connection = await self._database.connect()
+
+    def cut_off(self) -> None:
+        if self._connection is not None:
+            self._connection.cut()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -231,6 +240,10 @@ class _Lane:
         self._waiting.append((item, answer))
         self.idle.clear()
         self._arrived.set()
+
+    def cut_off(self) -> None:
+        if self._connection is not None:
+            self._connection.cut()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -102,7 +102,7 @@ def beats(rows: Rows, worker: str) -> tuple[Any, ...]:
     return row
 
 
-def has_renewed(rows: Rows, worker: str, leases: float = 1.5) -> Callable[[], bool]:
+def has_renewed(rows: Rows, worker: str, leases: float = 2) -> Callable[[], bool]:
     """Whether it has sent heartbeats for so many leases from now on."""
     query = "select heartbeat_at > %s + %s * interval '1 second' from workers where id = %s"
     (since,) = rows.ask("select heartbeat_at from workers where id = %s", worker)[0]
@@ -167,8 +167,8 @@ async def test_b017_a_step_that_hangs_without_a_time_out_is_seen_and_can_be_ende
         stuck = await client.start(sleepless)
         behind = await client.start(chain, 1, 0.0, 0.0)
         await asyncio.to_thread(eventually, outside.busy, "the body runs")
-        held = has_renewed(rows, worker.worker_id(child), 3)
-        await asyncio.to_thread(eventually, held, "three leases are over", 60)
+        held = has_renewed(rows, worker.worker_id(child))
+        await asyncio.to_thread(eventually, held, "two leases are over", 60)
 
         assert rows.ask("select key, since < now() from in_flight where run_id = %s", stuck.id) == [("never_end", True)]
         shown = await asyncio.to_thread(replaykit, crew.dsn, "show", str(stuck.id))
@@ -268,7 +268,7 @@ def test_b022_there_are_several_heartbeats_a_lease_over_a_slow_network(
     crew: Crew, outside: Outside, rows: Rows, wire: Wire
 ) -> None:
     """Written down by the database: two at least in each lease, and nobody takes a step that is longer than one."""
-    lease = 5.0
+    lease = 3.0
     rows.ask("create table public.beats (worker uuid, at timestamptz)")
     rows.ask(
         "create function public.beat() returns trigger language plpgsql as"
@@ -360,7 +360,7 @@ def test_b026_a_step_that_began_long_ago_is_left_alone_while_its_worker_lives(
     rows.ask("update workers set started_at = started_at - interval '47 minutes'")
     other, others_child = hire_ready(crew)
 
-    eventually(has_renewed(rows, other.worker_id(others_child), 3), "the other one has looked for a while", 60)
+    eventually(has_renewed(rows, other.worker_id(others_child)), "the other one has looked for a while", 60)
     outside.open_gate("gate")
     rows.wait_ended(1)
 
@@ -423,7 +423,7 @@ def test_b029_a_worker_that_takes_a_run_again_renews_its_lease_again(
     hire_ready(crew)
     (worker,) = rows.ask("select worker from runs")[0]
     assert rows.ask("select pid, id <> %s from workers where id = %s", own.id, worker) == [(own.pid, True)]
-    eventually(has_renewed(rows, worker, 3), "three leases are over", 60)
+    eventually(has_renewed(rows, worker), "two leases are over", 60)
     assert rows.ask("select worker, claims from runs") == [(worker, 3)]
     outside.open_gate("gate")
     rows.wait_ended(1)
