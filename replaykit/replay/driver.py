@@ -555,7 +555,7 @@ class Driver:
         self._tries.adopt((*(old.unit.attempts if old.unit is not None else ()), *old._tries.rows))
         failed = {(row.key, row.attempt) for row in self._tries.rows}
         for closing in (*(old.unit.closings if old.unit is not None else ()), *old._effects.closings):
-            if (closing.key, closing.attempt) in failed:
+            if (closing.key, closing.attempt) in failed and closing.by is None:  # an answer is asked for again
                 self._effects.close(closing, 0)
         for key, waits in old._tries.waiting.items():
             row, call = self._tries.last(key), asked.get(key)
