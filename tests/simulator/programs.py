@@ -368,6 +368,12 @@ class Interpreter:
             mine.owing.calls.append(call._call.key)
         return call
 
+    def calls(self, kinds: tuple[str, ...], n: int) -> list[Any]:
+        """Several calls at once. One that a saga refuses would throw the others away, which holds the run."""
+        mine = own_saga.get()
+        refused = mine is not None and mine.owing is not None and mine.owing.undoing
+        return [self.call("add" if refused and kind in OWING else kind, n + i) for i, kind in enumerate(kinds)]
+
     async def settle(self, acc: list[int], tasks: list[asyncio.Task[Any]]) -> None:
         """Cancel and await tasks, whatever they end with."""
         for t in tasks:
@@ -535,7 +541,7 @@ class Interpreter:
         """An error leaves it with the others in flight."""
         try:
             async with self.saga():
-                calls = [self.call(kind, acc[0] % 97 + i) for i, kind in enumerate(kinds)]
+                calls = self.calls(kinds, acc[0] % 97)
                 self.see(acc, "gathered", [say(r) for r in await asyncio.gather(*calls, return_exceptions=keep)])
                 if acc[0] % 3:
                     raise Boom("by the code of a saga", 3)
@@ -589,7 +595,7 @@ class Interpreter:
         self.see(acc, "gathered", [say(r) for r in results])
 
     async def _gather_calls(self, acc: list[int], kinds: tuple[str, ...], keep: bool) -> None:
-        calls = [self.call(kind, acc[0] % 97 + i) for i, kind in enumerate(kinds)]
+        calls = self.calls(kinds, acc[0] % 97)
         self.see(acc, "gathered", [say(r) for r in await asyncio.gather(*calls, return_exceptions=keep)])
 
     async def _collect(self, acc: list[int], kinds: tuple[str, ...]) -> None:
@@ -670,7 +676,7 @@ class Interpreter:
             await self.settle(acc, tasks)
 
     async def _completed_calls(self, acc: list[int], kinds: tuple[str, ...]) -> None:
-        for one in asyncio.as_completed([self.call(kind, i) for i, kind in enumerate(kinds)]):
+        for one in asyncio.as_completed(self.calls(kinds, 0)):
             try:
                 self.see(acc, "completed", await one)
             except Exception as error:
