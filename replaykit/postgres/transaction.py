@@ -161,6 +161,8 @@ class Connections:
     def _tidied(self, task: asyncio.Task[None]) -> None:
         self._tidying.discard(task)
         self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:  # lost while it was made as new, for one
+            log.info("step_connection_closed", error=error)
 
     async def _tidy(self, owner: psycopg.AsyncConnection[Row], keep: bool) -> None:
         try:
