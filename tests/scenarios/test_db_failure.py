@@ -342,7 +342,10 @@ async def test_b034_two_connections_of_a_pooler_are_enough(dsn: str, server_dsn:
     """Twenty runs by way of PgBouncer in transaction mode. `pytest --pgbouncer` runs the whole suite like that."""
     rows.ask(TABLE)
     with PgBouncer(server_dsn, pool=2) as pooler:
-        async with working(pooler.through(direct(dsn))) as (client, _):
+        async with working(pooler.through(with_database(server_dsn, rows.ask("select current_database()")[0][0]))) as (
+            client,
+            _,
+        ):
             handles = [await client.start(chain, str(said), str(n)) for n in range(10)]
             handles += [await client.start(booked, str(said), str(n)) for n in range(10)]
             results = [await handle.result(timeout=120) for handle in handles]

@@ -215,7 +215,7 @@ def test_b049_an_upgrade_keeps_workers_waiting_for_a_moment_at_most(first_releas
 
         written = worker.writes
         eventually(lambda: worker.writes > written + 10, "they go on")
-        assert {pid for e in logs if e["event"] == "migration_waits" for pid in e["pids"]} == {old.info.backend_pid}
+        assert all(old.info.backend_pid in e["pids"] for e in logs if e["event"] == "migration_waits")
     assert_whole(first_release)
 
 
