@@ -594,7 +594,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             connection.close()
     except (ReplaykitError, OSError, ValueError) as error:
-        parser._print_message(f"{error}\n", sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
     looked = f"{checked.runs} runs, {checked.entries} entries, {checked.intents} intents, {checked.letters} letters"
     told = f"{looked}, {checked.calls} calls: "

@@ -23,7 +23,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.parametrize("by", ["a wire that leads elsewhere", "several hosts in the URL"])
+@pytest.mark.parametrize(
+    "by", ["several hosts in the URL", pytest.param("a wire that leads elsewhere", marks=pytest.mark.slow)]
+)
 def test_runs_survive_a_failover(folder: Path, loads: Loads, by: str) -> None:
     """Workers find the new primary, keep what their bodies returned, and write it there."""
     primary, standby = Own(folder / "primary"), None

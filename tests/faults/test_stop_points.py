@@ -21,18 +21,18 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)])
-def test_runs_survive_a_worker_that_is_stopped_and_continued(own_dsn: str, loads: Loads, times: int) -> None:
+@pytest.mark.parametrize("points", [POINTS[1:4:2], pytest.param(POINTS * 6, marks=pytest.mark.slow)], ids=len)
+def test_runs_survive_a_worker_that_is_stopped_and_continued(own_dsn: str, loads: Loads, points: list[Point]) -> None:
     """Whatever it does then is refused by the database; it finds out and leaves, and another takes its place."""
     load = loads(own_dsn, own_dsn)
-    points = Points(load.folder)
-    for _ in range(2):
-        load.hire(lease=1.5).wait_ready()
+    stops = Points(load.folder)
+    for worker in [load.hire(lease=1.5), load.hire(lease=1.5)]:
+        worker.wait_ready()
 
-    for point in POINTS * times:
-        points.arm(point, "charge")
+    for point in points:
+        stops.arm(point, "charge")
         load.more(["pay"], under_way=4)
-        pid = points.wait_reached()
+        pid = stops.wait_reached()
         os.kill(pid, signal.SIGSTOP)
         lost = (
             "select 1 from workers w where pid = %s and stopped_at is not null"
@@ -41,7 +41,7 @@ def test_runs_survive_a_worker_that_is_stopped_and_continued(own_dsn: str, loads
         eventually(lambda: load.ask(lost, pid), "its runs are taken")  # noqa: B023
         load.look()
         load.continued[pid] = time.time()
-        points.go()
+        stops.go()
         os.kill(pid, signal.SIGCONT)
         eventually(lambda: not lives(pid), "it leaves")  # noqa: B023
     load.finish()
