@@ -65,8 +65,15 @@ Owns = Callable[..., Own]
 
 
 @pytest.fixture
-def owns(dsn: str, outside: Outside) -> Iterator[Owns]:
-    """Makes such processes; gone at the end."""
+def wire(dsn: str) -> Iterator[Wire]:
+    """A wire to the test's database."""
+    with Wire(dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def owns(dsn: str, outside: Outside, wire: Wire) -> Iterator[Owns]:
+    """Makes such processes; gone at the end, before the wire that they may use is."""
     made: list[Own] = []
 
     def make(how: str = "", *, over: str | None = None) -> Own:
@@ -80,13 +87,6 @@ def owns(dsn: str, outside: Outside) -> Iterator[Owns]:
         for own in made:
             with own.process:
                 own.process.kill()
-
-
-@pytest.fixture
-def wire(dsn: str) -> Iterator[Wire]:
-    """A wire to the test's database."""
-    with Wire(dsn) as made:
-        yield made
 
 
 def hire_ready(crew: Crew, *flags: str) -> tuple[WorkerProcess, int]:
