@@ -1209,11 +1209,16 @@ class Driver:
             self._effects.insert(row, self._last_seq)
         self._kept[call.key] = call.input.digest, outcome  # should the unit that says so be refused
         undone, owed = call.saga.undone, call.saga.keys_owed
+        again = f"once it can succeed: replaykit retry {self.run.id}"
+        resolve = f"replaykit resolve {self.run.id} {call.key}"
+        if (
+            call.effect is Effect.IRREVERSIBLE and call.reconcile is None
+        ):  # nobody but a person may say that it can be run again
+            again = f"if it did not happen, run it again: {resolve} --not-landed"
         self._unknown.append(
             f"{call.key}: an undoing failed with {_error_of(outcome)}; undone: "
-            f"{', '.join(undone) or 'nothing'}; not undone: {', '.join([call.key.partition(':')[2], *owed])}; once it can "
-            f"succeed: replaykit retry {self.run.id}; if it was done by hand: replaykit resolve {self.run.id} {call.key} "
-            "--landed null"
+            f"{', '.join(undone) or 'nothing'}; not undone: {', '.join([call.key.partition(':')[2], *owed])}; {again}; if it was "
+            f"done, also by hand: {resolve} --landed null"
         )
 
     def _answer(self, doubt: Doubt, letter: Mail, body: dict[str, Any]) -> Answer:

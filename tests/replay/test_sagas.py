@@ -583,3 +583,23 @@ def test_sagas_left_in_another_order_keep_what_they_owe() -> None:
     story = Story(tangled).play()
 
     assert begun(story) == ["book", "~undo:book"]
+
+
+def test_an_irreversible_undoing_that_failed_is_run_again_when_a_person_says_that_it_did_not_happen() -> None:
+    """Retry alone would not do: nobody knows. The reason names the word that helps."""
+    story = Story(trip, answer=failing("ship", "~undo:charge")).play()
+    assert story.state is State.HELD
+    assert story.reason is not None and "~undo:charge --not-landed" in story.reason
+
+    story.retry()
+    assert story.play().state is State.HELD
+    story.answer = failing("ship")
+    story.resolve("~undo:charge", "not_landed")
+
+    assert story.play().state is State.FAILED
+    assert [b.key for b in story.began if "undo" in b.key] == [
+        "~undo:charge",
+        "~undo:charge",
+        "~undo:book",
+        "~undo:reserve",
+    ]
