@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 SEEDS ?= 10000
 MINUTES ?= 10
-WORKERS ?= 2
+WORKERS ?= 3
 PYTHONS := python3 python3.13 python3.12 python3.11 /usr/bin/python3
 SOURCES := replaykit tests benchmarks docs migrations
 

@@ -314,6 +314,7 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         leases.stop_worker(worker[1]["id"]),
         leases.reap_expired(),
         leases.prune_workers(0),
+        (database.ALIVE, {}),
         (database.DURABILITY, {}),
         (database.VERSION_TABLE, {"table": "replaykit.alembic_version"}),
         (database.VERSION, {}),
