@@ -12,7 +12,7 @@ import contextvars
 import datetime as dt
 import functools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -40,7 +40,7 @@ from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.leftovers import Leftovers
 from replaykit.runtime.logged import bind_body, run_context
 from replaykit.runtime.named import why_unfit
-from replaykit.runtime.observing import BodySide, Observations
+from replaykit.runtime.observing import Observations
 from replaykit.runtime.reconciling import Reconcilers
 from replaykit.runtime.retries import Tried, after_error, after_result, judge, unbegun
 from replaykit.runtime.threads import BodyThreads
@@ -154,7 +154,7 @@ class Executor:
         self._holding: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None  # with the bodies of a held run
         self.postponed: list[StartBody | Reconcile] = []
-        self._observations = Observations(run.id, self._host, shop.clock.now, self.tick)
+        self._observations = Observations(run.id, self._host, shop.clock.now, self.tick, self._observed)
         self._reconcilers = Reconcilers(run.id, shop.settings, self._reconciled, self._reconcile_stopped)
         self._within = Within(run.id, shop.lend)
         self._said: list[tuple[str, int, Said]] = []  # by reconcilers while the journal was read again
@@ -585,7 +585,8 @@ class Executor:
         """What its body or its reconciler may know of a step."""
         side = None
         if written_at is not None or lent is not None:
-            side = self._side(call.key, attempt, written_at, lent)
+            connect = None if lent is None else lent.connect
+            side = self._observations.side(call.key, attempt, written_at, connect)
         return StepInfo(
             self.run.id,
             call.key,
@@ -595,13 +596,11 @@ class Executor:
             self.shop.resources,
             self.shop.client,
             side,
-            self._side,
+            self._observations.side,  # and not a method of its own: a context may outlive the run
         )
 
-    def _side(self, key: str, attempt: int, written_at: int | None = None, lent: Lent | None = None) -> BodySide:
-        earlier = tuple(self.driver.observed(key)) if self.driver is not None else ()
-        connect = None if lent is None else lent.connect
-        return BodySide(self._observations, key, attempt, written_at, earlier, connect)
+    def _observed(self, key: str) -> Sequence[tuple[str, str]]:
+        return self.driver.observed(key) if self.driver is not None else ()
 
     def _run_thread(
         self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], info: StepInfo, left: float | None

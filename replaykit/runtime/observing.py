@@ -64,6 +64,14 @@ class Observing:
         self._future.result(timeout)
 
 
+def _nobody() -> None:
+    """Looks after a run that has left."""
+
+
+def _nothing(_: str) -> Sequence[tuple[str, str]]:
+    return ()
+
+
 class Observations:
     """Those of one run that are not committed yet. `add` is for any thread, the rest for the worker's loop.
 
@@ -72,16 +80,23 @@ class Observations:
         host: the worker's loop.
         now: the database's time, in microseconds.
         wake: called on the loop when there is something to `take`.
+        observed: what a step has observed before, as `(kind, id)`.
     """
 
     def __init__(
-        self, run_id: UUID, host: asyncio.AbstractEventLoop, now: Callable[[], int], wake: Callable[[], None]
+        self,
+        run_id: UUID,
+        host: asyncio.AbstractEventLoop,
+        now: Callable[[], int],
+        wake: Callable[[], None],
+        observed: Callable[[str], Sequence[tuple[str, str]]],
     ) -> None:
         self.untold: deque[Observation] = deque()
         self._run_id = run_id
         self._host = host
         self._now = now
         self._wake = wake
+        self._observed = observed
         self._waiting: dict[int, tuple[Observation, Observing]] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -104,6 +119,16 @@ class Observations:
         self._host.call_soon_threadsafe(self._wake)
         return observing
 
+    def side(
+        self,
+        key: str,
+        attempt: int,
+        written_at: int | None = None,
+        connect: Callable[[type[Any] | None], Any] | None = None,
+    ) -> BodySide:
+        """What one try of a step may ask for."""
+        return BodySide(self, key, attempt, written_at, tuple(self._observed(key)), connect)
+
     def take(self) -> list[Observation]:
         """What nobody has told the driver yet, oldest first."""
         taken = []
@@ -121,6 +146,7 @@ class Observations:
 
     def close(self) -> None:
         """The run leaves memory: what is not committed will not be, by this worker."""
+        self._wake, self._observed = _nobody, _nothing  # nothing holds the run that has left: no work for the collector
         with self._lock:
             self._closed = True
             waiting, self._waiting = list(self._waiting.values()), {}

@@ -36,6 +36,10 @@ class _Asking:
     stopping: bool = False  # by this worker's drain: it will be asked again elsewhere
 
 
+def _nobody(*_: Any) -> None:
+    """Hears of a run that has left."""
+
+
 class Reconcilers:
     """Those of one run that are being asked. For plain callbacks of the worker's loop, which it calls back from as well.
 
@@ -85,6 +89,10 @@ class Reconcilers:
     def leave(self) -> None:
         """Cancel them, and tell nobody: the run has left memory."""
         asked, self._asked = self._asked, {}
+        self._answered, self._stopped = (
+            _nobody,
+            _nobody,
+        )  # nothing holds the run that has left: no work for the collector
         for asking in asked.values():
             asking.task.cancel()
 
