@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import gc
 import sys
 import threading
 import uuid
-import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -965,33 +963,3 @@ async def test_a_call_in_flight_goes_on_while_the_journal_is_read_again(dsn: str
 
     assert len(world.calls) == 1
     assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
-
-
-async def pass_gate(world: str) -> None:
-    """Ends when the test says so."""
-    await asyncio.to_thread(WORLDS[world].gate.wait, 30)
-
-
-@workflow
-async def parks(world: str) -> None:
-    """A step, and a day out of memory."""
-    await step(pass_gate, world)
-    await asyncio.sleep(86_400)
-
-
-async def test_a_run_that_leaves_memory_leaves_nothing_for_the_collector(dsn: str, rows: Rows) -> None:
-    """A worker parks a thousand runs a second, and its collector looks rarely."""
-    async with working(dsn, parks) as (client, worker):
-        await client.start(parks, "parks")
-        await fact(lambda: worker._executors, "it is in memory")
-        executor = weakref.ref(next(iter(worker._executors.values())))
-        gc.collect()
-        gc.disable()
-        try:
-            WORLDS["parks"].gate.set()
-            await fact(lambda: rows.ask("select state from runs") == [("waiting",)], "it waits")
-            await client.start(parks, "parks later")  # the last one of all is what loops have in their hands
-            await fact(lambda: executor() is None, "nothing of it is left")
-            WORLDS["parks later"].gate.set()
-        finally:
-            gc.enable()
