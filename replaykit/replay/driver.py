@@ -798,6 +798,9 @@ class Driver:
         if len(text) > self._input_chars_short:
             whole = self._inputs.record_whole if call.effect is not None else self._inputs.record
             text = whole(call.name, call.input)
+        if attempt is None:
+            told = self._tries.known or self._rewound or self._effects.known
+            attempt = self._attempts_before(call.key) + 1 if told else 1
         entry = Entry(
             0,
             call.key,
@@ -805,7 +808,7 @@ class Driver:
             Kind.STEP,
             outcome.outcome,
             self._now,
-            attempt if attempt is not None else self._attempts_before(call.key) + 1,
+            attempt,
             text,
             outcome.output,
             outcome.error,

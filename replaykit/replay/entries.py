@@ -5,6 +5,7 @@ Times are whole microseconds since 1970 UTC (int); JSON travels as text, exactly
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -262,9 +263,9 @@ class Unit:
     wakes: int | None = None
     note: str | None = None
     tries: int = 0  # how often it was sent: above 1, an earlier commit of it may already stand
-    intents: list[Intent] = field(default_factory=list)  # new ones
-    closings: list[Closing] = field(default_factory=list)  # of older ones, or of those
-    observations: list[Observation] = field(default_factory=list)
+    intents: Sequence[Intent] = ()  # new ones
+    closings: Sequence[Closing] = ()  # of older ones, or of those
+    observations: Sequence[Observation] = ()
     within: str | None = None  # key of the transactional step in whose transaction it is written
 
     @property

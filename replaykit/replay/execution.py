@@ -34,7 +34,6 @@ from replaykit.replay.libraries import order_libraries
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
 from replaykit.replay.requests import (
     POLICY_ATTRIBUTE,
-    UNSET,
     CallStep,
     CancelStep,
     Command,
@@ -347,17 +346,15 @@ class Execution:
             self._absolute.add(key)
         else:
             key = loop.scope().key(name)
-        call = self._new_call(CallStep(key, name, function, info, bound, policy, line))
-        if policy is not None and policy.compensate is not UNSET and policy.compensate is not None:
-            call.saga = owing_saga(call)
-        if call.effect is not None and bound.live:
-            self._refuse_live(call)
-        return Pending(self, call)
-
-    def _new_call(self, call: CallStep) -> CallStep:
         self._calls_made += 1
+        call = CallStep(key, name, function, info, bound, policy, line)
         call.number = self._calls_made
-        return call
+        if policy is not None:
+            if call.compensate is not None:
+                call.saga = owing_saga(call)
+            if call.effect is not None and bound.live:
+                self._refuse_live(call)
+        return Pending(self, call)
 
     def _refuse_live(self, call: CallStep) -> None:
         """Whoever asks what became of a call needs all of its input."""
@@ -375,7 +372,9 @@ class Execution:
         policy: Policy | None = getattr(owed.compensate, POLICY_ATTRIBUTE, None)
         name = policy.name if policy is not None and policy.name is not None else info.name or owed.call.name
         bound = info.bind((owed.call.info.decode_result(owed.output),), {})
-        call = self._new_call(CallStep(f"~undo:{owed.key}", name, owed.compensate, info, bound, policy, owed.call.line))
+        self._calls_made += 1
+        call = CallStep(f"~undo:{owed.key}", name, owed.compensate, info, bound, policy, owed.call.line)
+        call.number = self._calls_made
         call.compensates = owed.key, owed.attempt
         call.runs_ahead = False  # nothing is undone before the error that it is undone for is committed
         call.saga = saga
@@ -409,10 +408,11 @@ class Execution:
 
     def _look_again(self) -> None:
         """What `outcomes` waits for may have come."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
 
     def request(self, call: CallStep) -> asyncio.Future[Any]:
         """A called step is awaited for the first time."""

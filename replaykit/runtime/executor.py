@@ -31,6 +31,7 @@ from replaykit.replay.driver import (
     StartBody,
     Withdraw,
     error_outcome,
+    result_outcome,
 )
 from replaykit.replay.effects import Answer as Said
 from replaykit.replay.entries import ClaimedRun, Effect, Entry, Finish, IntentState, Mail, Unit, Verdict
@@ -564,7 +565,8 @@ class Executor:
             return
         try:
             args, kwargs = call.info.fresh_arguments(call.input)
-            lent = self._within.lend(call) if call.effect is Effect.TRANSACTIONAL else None
+            transactional = call.effect is not None and call.effect is Effect.TRANSACTIONAL
+            lent = self._within.lend(call) if transactional else None
         except Exception as error:
             outcome = unbegun(call, error_outcome(error, started_at))
             self._host.call_soon(self._ended, call.key, None, outcome)
@@ -638,7 +640,10 @@ class Executor:
                 value = await function(*args, **kwargs)
             else:
                 value = await within(body.deadline, function, args, kwargs)
-            came_to = after_result(call, value, started_at, self.shop.settings)
+            if call.policy is None and call.compensates is None:
+                came_to: BodyOutcome | Tried = result_outcome(call.info, value, started_at, self.shop.settings)
+            else:
+                came_to = after_result(call, value, started_at, self.shop.settings)
         except TimeIsUp:
             outcome = timed_out(call, body.attempt, started_at)
             came_to = after_error(call, outcome.value, outcome)
