@@ -227,6 +227,8 @@ class Wire:
         self._ready.set()
         await self._stop.wait()
         server.close()
+        for _ in range(5):  # what was accepted just now becomes a link first
+            await asyncio.sleep(0)
         for link in list(self._links):
             link.cut()
         others = asyncio.all_tasks() - {asyncio.current_task()}

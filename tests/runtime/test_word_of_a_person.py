@@ -118,11 +118,15 @@ async def held(handle: Handle[Any]) -> str:
 
 async def after_a_death(client: Client, sql: Sql) -> Handle[Receipt]:
     """A run whose worker died with its call under way: what is left of that is an open intent."""
-    handle = await client.start(pay, "visa")
+    handle = await client.options(delay=3_600).start(pay, "visa")  # no worker has it before its intent is there
     sql.execute(
         "insert into intents (run_id, key, attempt, name, effect, idempotency_key, input, written_at, write_id)"
         " values (%s, 'charge', 1, 'charge', 'irreversible', %s, %s, now(), gen_random_uuid())",
         [handle.id, idempotency_key(handle.id, "charge"), Json({"card": "visa", "cents": 5})],
+    )
+    sql.execute(
+        "update runs set state = 'pending', waiting_for = null, available_at = clock_timestamp() where id = %s",
+        [handle.id],
     )
     return handle
 
