@@ -30,7 +30,7 @@ from replaykit.replay.entries import (
     Unit,
     Verdict,
 )
-from replaykit.replay.jsontext import compact, escape, unescape
+from replaykit.replay.jsontext import compact, escape, merged, unescape
 
 __all__ = [
     "ENTRY_COLUMNS",
@@ -601,23 +601,16 @@ def _settled(unit: Unit) -> tuple[list[tuple[Intent, str | None]], list[Closing]
     last: dict[tuple[str, int], Closing] = {}
     for c in unit.closings:
         before = last.get((c.key, c.attempt))
-        last[c.key, c.attempt] = c if before is None else replace(c, evidence=_merged(before.evidence, c.evidence))
+        last[c.key, c.attempt] = c if before is None else replace(c, evidence=merged(before.evidence, c.evidence))
     intents: list[tuple[Intent, str | None]] = []
     for i in unit.intents:
         own = last.pop((i.key, i.attempt), None)
         if own is None:
             intents.append((i, None))
         else:
-            evidence = _merged(i.evidence, own.evidence)
+            evidence = merged(i.evidence, own.evidence)
             intents.append((replace(i, state=own.state, resolved=own.resolved, evidence=evidence), own.by))
     return intents, list(last.values())
-
-
-def _merged(old: str | None, new: str | None) -> str | None:
-    """Evidence with more of it, as JSON text."""
-    if old is None or new is None:
-        return old if new is None else new
-    return json.dumps({**json.loads(old), **json.loads(new)})
 
 
 def _evidence(text: str | None) -> str | None:

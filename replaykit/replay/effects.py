@@ -13,6 +13,7 @@ from typing import Any
 
 from replaykit.replay.entries import Closing, Effect, Intent, IntentState, Observation, Outcome
 from replaykit.replay.failures import decode_error
+from replaykit.replay.jsontext import compact, escape
 from replaykit.replay.outcomes import BodyOutcome
 from replaykit.replay.requests import CallStep
 
@@ -55,7 +56,7 @@ class Answer:
             found["mailbox_id"] = self.mailbox_id
         if self.misfit is not None:
             found["misfit"] = self.misfit
-        return json.dumps(found) if found else None
+        return escape(compact(found)) if found else None
 
 
 @dataclass(slots=True)

@@ -16,10 +16,23 @@ import pydantic_core
 
 from replaykit.errors import NotJournalable
 
-__all__ = ["INT_DIGITS_MAX", "check_size", "compact", "escape", "has_huge_int", "parse", "sorted_keys", "unescape"]
+__all__ = [
+    "INT_DIGITS_MAX",
+    "check_size",
+    "compact",
+    "escape",
+    "has_huge_int",
+    "head",
+    "merged",
+    "parse",
+    "sorted_keys",
+    "unescape",
+]
 
 INT_DIGITS_MAX: Final = 4_300
 """Digits of an int that Python reads back from text, unless its limit is raised."""
+
+_HEAD_CHARS: Final = 200  # of what a sentence quotes
 
 _MARK: Final = "\ufdd0"
 _MARKED: Final = "\ufdd0\ufdd1"
@@ -55,6 +68,20 @@ def compact(value: Any) -> str:
         return pydantic_core.to_json(value, inf_nan_mode="strings").decode()
     except pydantic_core.PydanticSerializationError:
         return _encode(value)
+
+
+def merged(old: str | None, new: str | None) -> str | None:
+    """Two JSON objects in the form that Postgres stores, as one; of members that both have, the new one's."""
+    if old is None or new is None:
+        return old if new is None else new
+    return json.dumps({**json.loads(old), **json.loads(new)}, ensure_ascii=False)
+
+
+def head(text: str | None) -> str:
+    """Recorded text as a sentence quotes it: its first characters, and how many there are."""
+    if text is None:
+        return "nothing"
+    return text if len(text) <= _HEAD_CHARS else f"{text[:_HEAD_CHARS]}... ({len(text):,} characters)"
 
 
 def parse(text: str) -> Any:

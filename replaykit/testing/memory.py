@@ -35,6 +35,7 @@ from replaykit.replay.entries import (
     Unit,
     Verdict,
 )
+from replaykit.replay.jsontext import merged
 from replaykit.runtime.words import Word
 from replaykit.testing.clock import moment_of
 
@@ -98,8 +99,7 @@ class Row:
         intent.state, intent.resolved = closing.state, closing.resolved
         if closing.resolved:
             self.settled[at] = now, closing.by
-        if closing.evidence is not None:
-            intent.evidence = json.dumps({**json.loads(intent.evidence or "{}"), **json.loads(closing.evidence)})
+        intent.evidence = merged(intent.evidence, closing.evidence)
 
 
 class Memory:

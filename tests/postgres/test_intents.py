@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from replaykit.replay.entries import (
     Unit,
     Verdict,
 )
+from replaykit.replay.failures import decode_error, encode_error
 from tests.postgres.store import NOW, Store, intent, step, timer, unit
 
 Write = Callable[[Store, Unit], Verdict]
@@ -244,6 +246,21 @@ def test_a_call_that_is_known_stays_known(store: Store, write: Write, state: str
     write(store, unit(run, closings=[Closing("charge", 1, then, then != "unknown", "bob", '{"x": 1}')]))
 
     assert store.intents(run.id, "intents::text") == [before]
+
+
+def test_an_error_outlives_what_is_added_to_it_in_the_same_unit(store: Store, write: Write) -> None:
+    """NUL and half a surrogate pair among its words, which are stored behind a mark, come back as they were."""
+    run = store.running()
+    error = encode_error(OSError("a\0b \ud800"))
+    failed = Closing("charge", 1, "unknown", False, evidence=f'{{"outcome":"error","error":{error}}}')
+    answered = Closing("charge", 1, "unknown", False, evidence='{"reason":"closed"}')
+
+    write(store, unit(run, intents=[intent()], closings=[failed, answered]))
+
+    ((evidence,),) = store.admin.execute("select evidence::text from intents").fetchall()
+    found = json.loads(evidence)
+    assert found["reason"] == "closed"
+    assert str(decode_error(json.dumps(found["error"], ensure_ascii=False))) == "a\0b \ud800"
 
 
 def test_whatever_text_evidence_holds_can_be_added_to_and_asked_for(store: Store, write: Write) -> None:
