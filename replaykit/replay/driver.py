@@ -68,6 +68,7 @@ from replaykit.replay.entries import (
 )
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error, encode_error, error_summary
+from replaykit.replay.jsontext import head, merged
 from replaykit.replay.keys import IdempotencyKeys
 from replaykit.replay.letters import Letters
 from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
@@ -94,7 +95,6 @@ __all__ = [
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
 _UNDECODED: Final = object()
-_HEAD_CHARS: Final = 200  # of an input in a sentence
 _INPUT_CHARS_LITTLE: Final = 250  # nothing shorter is the record of an input that grew, nor what one grew from
 
 
@@ -189,11 +189,8 @@ class Driver:
         self._rewound_at = 0
         self._tries = Tries(run.attempts)
         self._effects = Effects.of(run.intents, run.observations) if run.intents or run.observations else Effects()
-        self._doubts: list[Doubt] = []
         self._given_up: list[CallStep] = []  # calls with an effect whose bodies have not begun
-        self._within: set[str] = (
-            set()
-        )  # steps whose entries, not sent yet, are to be committed by their bodies' transactions
+        self._within: set[str] = set()  # steps whose entries, not sent yet, their bodies' transactions are to commit
         self._unknown: list[str] = []  # sentences for a person
         self._doubt_wakes = 0
         self._settings = settings
@@ -294,8 +291,7 @@ class Driver:
             now_asks = ", ".join(f"{c.key} at {c.where}" for c in list(asked.values())[:3]) or "nothing"
             self._unknown.append(
                 f"step {intent.key}: its call may have landed (attempt {intent.attempt}), and the code no longer asks for it "
-                f"but for {now_asks}; let the code ask as it did, or find out, and say so: replaykit resolve {self.run.id} "
-                f"{intent.key}, with --landed JSON, --not-landed or --fail"
+                f"but for {now_asks}; let the code ask as it did, or {self._find_out(intent.key)}"
             )
 
     def _rewind(self, letter: Mail) -> None:
@@ -339,10 +335,7 @@ class Driver:
         if self.execution.loop.timers or self._letters.open:
             self._deliver_due()
         if self.execution.ended is None:
-            if call.effect is None and call.compensates is None:
-                self._record_step(call, outcome)
-            else:
-                self._record_effect(call, outcome)
+            self._record(call, outcome)
         elif not outcome.within:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
             self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
@@ -554,7 +547,7 @@ class Driver:
             self._effects.adopt(old._effects, unseen, asked)
         self._tries.adopt((*(old.unit.attempts if old.unit is not None else ()), *old._tries.rows))
         failed = {(row.key, row.attempt) for row in self._tries.rows}
-        for closing in (*(old.unit.closings if old.unit is not None else ()), *old._effects.closings):
+        for closing in old._closing_by:
             if (closing.key, closing.attempt) in failed and closing.by is None:  # an answer is asked for again
                 self._effects.close(closing, 0)
         for key, waits in old._tries.waiting.items():
@@ -576,8 +569,17 @@ class Driver:
 
     def unrecorded(self) -> list[str]:
         """Keys of steps that have ended here and whose entries do not stand."""
-        unit = self.unit
-        return [e.key for e in (*(unit.entries if unit is not None else ()), *self._entries) if e.kind == Kind.STEP]
+        return [entry.key for entry in self._standing_by if entry.kind == Kind.STEP]
+
+    @property
+    def _standing_by(self) -> list[Entry]:
+        """Entries that were made and are not known to stand: on their way, or not sent."""
+        return [*(self.unit.entries if self.unit is not None else ()), *self._entries]
+
+    @property
+    def _closing_by(self) -> list[Closing]:
+        """The same of closings."""
+        return [*(self.unit.closings if self.unit is not None else ()), *self._effects.closings]
 
     def _uncommitted(self) -> Iterator[tuple[Entry, BodyOutcome]]:
         """Entries of bodies that this driver made and that do not stand, with the outcomes they were made of.
@@ -586,10 +588,8 @@ class Driver:
         """
         unit = self.unit
         within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
-        closings = {
-            (c.key, c.attempt): c for c in (*(unit.closings if unit is not None else ()), *self._effects.closings)
-        }
-        for entry in (*(unit.entries if unit is not None else ()), *self._entries):
+        closings = {(c.key, c.attempt): c for c in self._closing_by}
+        for entry in self._standing_by:
             if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
                 continue
             closing = closings.get((entry.key, entry.attempt))
@@ -791,6 +791,13 @@ class Driver:
         self._letters.answered(entry)
         return entry
 
+    def _record(self, call: CallStep, outcome: BodyOutcome) -> None:
+        """A body has ended: what it came to, and what that says of its call."""
+        if call.effect is None and call.compensates is None:
+            self._record_step(call, outcome)
+        else:
+            self._record_effect(call, outcome)
+
     def _record_step(
         self, call: CallStep, outcome: BodyOutcome, mailbox_id: int | None = None, attempt: int | None = None
     ) -> None:
@@ -954,10 +961,7 @@ class Driver:
         kept = self._kept.pop(call.key, None)
         aside = self._rewinds.result_for(call)
         if kept is not None and kept[0] == call.input.digest:
-            if call.effect is None and call.compensates is None:
-                self._record_step(call, kept[1])
-            else:
-                self._record_effect(call, kept[1])
+            self._record(call, kept[1])
             self._deliver_due()
         elif aside is not None:
             self._reuse(call, aside)
@@ -1042,8 +1046,8 @@ class Driver:
         doubtful = effects.doubt(call, self._now) if effects.known else None
         before = doubtful.intent if doubtful is not None else unsettled
         if before is not None and _is_another(call, before):
-            asked = f"it was {before.name} with {_head(before.input)}, the code now asks for {call.name} with "
-            asked += f"{_head(call.input.text)} at {call.where}"
+            asked = f"it was {before.name} with {head(before.input)}, the code now asks for {call.name} with "
+            asked += f"{head(call.input.text)} at {call.where}"
             self._say_unknown(Doubt(call, before, effects.outcome_of(before)), asked)
         elif doubtful is not None:
             self._ask(doubtful)
@@ -1054,8 +1058,8 @@ class Driver:
             self._record_cancelled(call, None)
         elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
             self.execution.hold(
-                f"step {key}: before the retry its call landed with input {_head(landed.input)}, the code now asks "
-                f"for it with {_head(call.input.text)} at {call.where}: it is not made twice; let the code ask as it did, "
+                f"step {key}: before the retry its call landed with input {head(landed.input)}, the code now asks "
+                f"for it with {head(call.input.text)} at {call.where}: it is not made twice; let the code ask as it did, "
                 "or start a new run"
             )
         else:
@@ -1086,9 +1090,8 @@ class Driver:
         """An attempt of a step with an effect, or of an undoing, has ended."""
         intent = self._effects.current(call.key) if call.has_intent else None
         if call.compensates is not None and outcome.landed is IntentState.LANDED and outcome.outcome != Outcome.OK:
-            outcome = BodyOutcome(
-                Outcome.OK, "null", None, None, outcome.started_at
-            )  # nobody gets what an undoing returns
+            # Nobody gets what an undoing returns.
+            outcome = BodyOutcome(Outcome.OK, "null", None, None, outcome.started_at)
         if call.compensates is not None and outcome.outcome != Outcome.OK:
             self._undoing_failed(call, intent, outcome)
         elif intent is None:
@@ -1184,7 +1187,7 @@ class Driver:
         """Nobody here can say: the run is held, and a person is asked."""
         call, intent = doubt.call, doubt.intent
         if doubt.outcome is not None:
-            evidence = _joined(failure(doubt.outcome), evidence)
+            evidence = merged(failure(doubt.outcome), evidence)
         if intent.state == IntentState.OPEN or evidence is not None or intent.resolved:
             unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
             self._effects.close(unknown, self._last_seq)
@@ -1193,8 +1196,13 @@ class Driver:
             how = f"it ended with {_error_of(doubt.outcome)}"
         self._unknown.append(
             f"step {call.key}: nobody knows whether its call landed (attempt {intent.attempt}, {how})"
-            f"{': ' if reason else ''}{reason}; find out, and say so: replaykit resolve {self.run.id} {call.key}, with "
-            "--landed JSON, --not-landed or --fail"
+            f"{': ' if reason else ''}{reason}; {self._find_out(call.key)}"
+        )
+
+    def _find_out(self, key: str) -> str:
+        """The way out of a doubt, for a person."""
+        return (
+            f"find out, and say so: replaykit resolve {self.run.id} {key}, with --landed JSON, --not-landed or --fail"
         )
 
     def _undoing_failed(self, call: CallStep, intent: Intent | None, outcome: BodyOutcome) -> None:
@@ -1216,7 +1224,7 @@ class Driver:
         resolve = f"replaykit resolve {self.run.id} {call.key}"
         if (
             call.effect is Effect.IRREVERSIBLE and call.reconcile is None
-        ):  # nobody but a person may say that it can be run again
+        ):  # only a person may say that it did not happen
             again = f"if it did not happen, run it again: {resolve} --not-landed"
         self._unknown.append(
             f"{call.key}: an undoing failed with {_error_of(outcome)}; undone: "
@@ -1244,9 +1252,8 @@ class Driver:
         if error is None:
             words = f"step {call.key}: nobody knows whether its call landed; {by} let it fail"
             error = json.loads(encode_error(InDoubt(f"{words}: {comment}" if comment else words)))
-        text = json.dumps(
-            error, ensure_ascii=False
-        )  # NUL and the like are written behind a mark, which has to stay one
+        # NUL and the like are written behind a mark, which has to stay one.
+        text = json.dumps(error, ensure_ascii=False)
         at = doubt.intent.written_at
         failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
         return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)
@@ -1265,20 +1272,9 @@ _STATES: Final = {"landed": IntentState.LANDED, "not_landed": IntentState.NOT_LA
 """What a person's word makes of an intent; any other leaves it unknown."""
 
 
-def _head(text: str | None) -> str:
-    if text is None:
-        return "nothing"
-    return text if len(text) <= _HEAD_CHARS else f"{text[:_HEAD_CHARS]}... ({len(text):,} characters)"
-
-
 def _error_of(outcome: BodyOutcome) -> str:
     kind, message, _ = error_summary(outcome.error or "{}")
-    return f"{kind.removeprefix('builtins.')}: {_head(message)}"
-
-
-def _joined(one: str, other: str | None) -> str:
-    """Two JSON objects as one."""
-    return one if other is None else f"{one[:-1]},{other[1:]}"
+    return f"{kind.removeprefix('builtins.')}: {head(message)}"
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:

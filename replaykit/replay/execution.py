@@ -28,7 +28,7 @@ from replaykit.errors import ConfigurationError, Gone, NotJournalable
 from replaykit.limits import Settings
 from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.failures import decode_error, encode_error, error_summary
-from replaykit.replay.jsontext import check_size
+from replaykit.replay.jsontext import check_size, head
 from replaykit.replay.keys import absolute_key, check_name
 from replaykit.replay.libraries import order_libraries
 from replaykit.replay.loop import RunLoop, RunTask, Scope, _mix
@@ -206,8 +206,8 @@ class Execution:
             and not self._same_input(entry, call)
         ):
             self.hold(
-                f"step {entry.key}: the journal holds it with input {_head(entry.input)}, "
-                f"the code now calls it with {_head(call.input.text)} at {call.where}"
+                f"step {entry.key}: the journal holds it with input {head(entry.input)}, "
+                f"the code now calls it with {head(call.input.text)} at {call.where}"
             )
             return
         del self.open[entry.key]
@@ -232,8 +232,8 @@ class Execution:
                     value = call.info.decode_result(entry.output or "null")
                 except Exception as misfit:
                     self.hold(
-                        f"step {entry.key}: its recorded result {_head(entry.output)} does not fit the annotation of {call.name} "
-                        f"any more ({type(misfit).__name__}: {_head(str(misfit))})"
+                        f"step {entry.key}: its recorded result {head(entry.output)} does not fit the annotation of {call.name} "
+                        f"any more ({type(misfit).__name__}: {head(str(misfit))})"
                     )
                     return
             future.set_result(value)
@@ -283,7 +283,7 @@ class Execution:
             code = "the code has ended"
             if self.ended.error is not None:
                 kind, message, line = error_summary(self.ended.error)
-                code += f" with {kind.removeprefix('builtins.')}: {_head(message)}{f' ({line})' if line else ''}"
+                code += f" with {kind.removeprefix('builtins.')}: {head(message)}{f' ({line})' if line else ''}"
         return f"entry {entry.seq}: the journal holds step {entry.key}, {code}"
 
     def _advance(self) -> None:
@@ -692,12 +692,6 @@ def _close_generator(generator: Any) -> bool:
 
 def _moment(microseconds: int) -> dt.datetime:
     return EPOCH + dt.timedelta(microseconds=microseconds)
-
-
-def _head(text: str | None, length: int = 200) -> str:
-    if text is None:
-        return "nothing"
-    return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
 
 
 def _stack(task: asyncio.Task[Any]) -> str:
