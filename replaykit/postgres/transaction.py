@@ -271,26 +271,22 @@ class Transaction:
         """Whether the connection is gone: whatever was written over it is rolled back."""
         return self.pgconn.status != ConnStatus.OK
 
-    def check(self) -> None:
-        """Before each statement of the body's.
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around each statement of the body's.
 
         Raises:
             OutsideRun: the step is no longer waiting for its body.
+            psycopg.ProgrammingError: the statement has ended the transaction.
         """
         if self.over:
             raise OutsideRun("this connection was lent to a step whose body is over: its transaction has ended")
-
-    def saw(self, error: psycopg.Error) -> None:
-        """A statement of the body's failed."""
-        if _is_conflict(error):
-            self._conflict = error
-
-    def look(self) -> None:
-        """After each statement of the body's.
-
-        Raises:
-            psycopg.ProgrammingError: it has ended the transaction.
-        """
+        try:
+            yield
+        except psycopg.Error as error:
+            if _is_conflict(error):
+                self._conflict = error
+            raise
         if self.pgconn.transaction_status == TransactionStatus.IDLE and not self.lost:
             raise _ended()
 
@@ -488,12 +484,10 @@ def _refuse(what: str) -> psycopg.ProgrammingError:
 _AS_TUPLES: Any = tuple_row  # as psycopg's own, which no checker can say of a class that is generic in its rows
 
 
-class _AsyncView(psycopg.AsyncConnection[Row]):
-    """What an async body has of its transaction's connection."""
+class _View:
+    """What both views of a transaction's connection share."""
 
-    def __init__(self, transaction: Transaction) -> None:
-        super().__init__(transaction.pgconn, row_factory=_AS_TUPLES)
-        self._transaction = transaction
+    _adapters: AdaptersMap | None
 
     def __del__(self, *args: Any) -> None:
         """Not closed is not forgotten: it is only a view."""
@@ -503,16 +497,18 @@ class _AsyncView(psycopg.AsyncConnection[Row]):
         if context is not None:
             self._adapters = AdaptersMap(context.adapters)
 
+
+class _AsyncView(_View, psycopg.AsyncConnection[Row]):
+    """What an async body has of its transaction's connection."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(transaction.pgconn, row_factory=_AS_TUPLES)
+        self._transaction = transaction
+
     @override
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        self._transaction.check()
-        try:
-            result = await super().wait(gen, *args, **kwargs)
-        except psycopg.Error as error:
-            self._transaction.saw(error)
-            raise
-        self._transaction.look()
-        return result
+        with self._transaction.watched():
+            return await super().wait(gen, *args, **kwargs)
 
     @override
     async def commit(self) -> None:
@@ -531,31 +527,17 @@ class _AsyncView(psycopg.AsyncConnection[Row]):
         """`async with` ends nothing."""
 
 
-class _SyncView(psycopg.Connection[Row]):
+class _SyncView(_View, psycopg.Connection[Row]):
     """What a sync body has of it."""
 
     def __init__(self, transaction: Transaction) -> None:
         super().__init__(transaction.pgconn, row_factory=_AS_TUPLES)
         self._transaction = transaction
 
-    def __del__(self, *args: Any) -> None:
-        """Not closed is not forgotten: it is only a view."""
-
-    def adapt(self, context: AdaptContext | None) -> None:
-        """Take SQLAlchemy's adapters."""
-        if context is not None:
-            self._adapters = AdaptersMap(context.adapters)
-
     @override
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        self._transaction.check()
-        try:
-            result = super().wait(gen, *args, **kwargs)
-        except psycopg.Error as error:
-            self._transaction.saw(error)
-            raise
-        self._transaction.look()
-        return result
+        with self._transaction.watched():
+            return super().wait(gen, *args, **kwargs)
 
     @override
     def commit(self) -> None:
