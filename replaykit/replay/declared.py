@@ -206,11 +206,8 @@ def _compensate(compensate: Any) -> Any:
 
 
 def _key_valid_for(valid: Any) -> float | dt.timedelta:
-    if isinstance(valid, dt.timedelta):
-        seconds = valid.total_seconds()
-    elif isinstance(valid, int | float) and not isinstance(valid, bool):
-        seconds = float(valid)
-    else:
+    seconds = _seconds(valid)
+    if seconds is None:
         raise ConfigurationError(f"key_valid_for={valid!r}: it is a number of seconds or a timedelta")
     if not seconds > 0:  # NaN is not above 0 either
         raise ConfigurationError(
@@ -222,6 +219,13 @@ def _key_valid_for(valid: Any) -> float | dt.timedelta:
     return valid  # type: ignore[no-any-return]
 
 
+def _seconds(span: Any) -> float | None:
+    """A number of seconds or a timedelta, in seconds; None: it is neither."""
+    if isinstance(span, dt.timedelta):
+        return span.total_seconds()
+    return float(span) if isinstance(span, int | float) and not isinstance(span, bool) else None
+
+
 def _timeout(timeout: Any) -> Any:
     if isinstance(timeout, dt.datetime):
         if timeout.utcoffset() is None:
@@ -229,11 +233,8 @@ def _timeout(timeout: Any) -> Any:
                 f"timeout={timeout!r}: a moment needs a time zone, such as datetime(..., tzinfo=UTC)"
             )
         return timeout
-    if isinstance(timeout, dt.timedelta):
-        seconds = timeout.total_seconds()
-    elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        seconds = float(timeout)
-    else:
+    seconds = _seconds(timeout)
+    if seconds is None:
         raise ConfigurationError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or an aware moment")
     if not seconds > 0:  # NaN is not above 0 either
         raise ConfigurationError(f"timeout={timeout!r}: no attempt could ever end in time; None means no limit")

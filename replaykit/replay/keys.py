@@ -35,10 +35,9 @@ def check_name(name: str, of: str) -> str:
         raise ConfigurationError(
             f"{of} name {name!r} holds {bad[0]!r}: names are free of NUL and / # @ ~ =; give another with name="
         )
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{of} name {name!r} holds a lone surrogate: give another with name=") from None
+    size = _size(name)
+    if size is None:
+        raise ConfigurationError(f"{of} name {name!r} holds a lone surrogate: give another with name=")
     if size > NAME_BYTES_MAX:
         raise ConfigurationError(
             f"{of} name {name[:40]!r}... has {size} bytes: at most {NAME_BYTES_MAX}; give a shorter one with name="
@@ -46,15 +45,22 @@ def check_name(name: str, of: str) -> str:
     return name
 
 
+def _size(text: str) -> int | None:
+    """Bytes of a text in UTF-8; None: it has no such form, because it holds a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
 def absolute_key(key: str) -> str:
     """The stored form, `=K`, of a `key=K` given by the author."""
     if not isinstance(key, str) or not key or "\0" in key:
         raise ConfigurationError(f"key={key!r}: a step's key is a non-empty string without NUL")
     key = unicodedata.normalize("NFC", key)
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"key={key!r} holds a lone surrogate") from None
+    size = _size(key)
+    if size is None:
+        raise ConfigurationError(f"key={key!r} holds a lone surrogate")
     if size >= KEY_BYTES_MAX:
         raise ConfigurationError(f"key={key[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX - 1}")
     return f"={key}"
@@ -80,10 +86,9 @@ def check_observation(kind: str, id: str, step_key: str) -> None:
             raise ConfigurationError(f"{said} is a non-empty text, {way_out}")
         if "\0" in text:
             raise ConfigurationError(f"{said} holds NUL, which Postgres does not store: leave it out")
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"{said} holds a lone surrogate, which Postgres does not store") from None
+        size = _size(text)
+        if size is None:
+            raise ConfigurationError(f"{said} holds a lone surrogate, which Postgres does not store")
         if size > KEY_BYTES_MAX:
             raise ConfigurationError(
                 f"observe() in step {step_key}: the {what} {text[:40]!r}... has {size} bytes: at most {KEY_BYTES_MAX}"

@@ -53,31 +53,23 @@ def checked_by(by: str | None) -> str | None:
     Raises:
         ConfigurationError: no text, or one with NUL or a lone surrogate.
     """
-    if by is None or _is_text(by):
-        return by
-    raise ConfigurationError(f"by={by!r}: who asks is text without NUL")
+    return None if by is None else _checked("by", by, "who asks is text without NUL")
 
 
 def checked_comment(comment: str | None) -> str | None:
-    """Why somebody says so, as Postgres takes it.
-
-    Raises:
-        ConfigurationError: no text, or one with NUL or a lone surrogate.
-    """
-    if comment is None or _is_text(comment):
-        return comment
-    raise ConfigurationError(f"comment={comment!r}: a comment is text without NUL")
+    """The same of why somebody says so."""
+    return None if comment is None else _checked("comment", comment, "a comment is text without NUL")
 
 
 def checked_key(key: str) -> str:
-    """A step's key, as Postgres takes it.
+    """The same of a step's key."""
+    return _checked("key", key, "a step's key is text without NUL, such as 'charge#2'")
 
-    Raises:
-        ConfigurationError: no text, or one with NUL or a lone surrogate.
-    """
-    if _is_text(key):
-        return key
-    raise ConfigurationError(f"key={key!r}: a step's key is text without NUL, such as 'charge#2'")
+
+def _checked(what: str, value: str, way_out: str) -> str:
+    if not _is_text(value):
+        raise ConfigurationError(f"{what}={value!r}: {way_out}")
+    return value
 
 
 def _is_text(value: object) -> bool:
