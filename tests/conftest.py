@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,11 @@ from psycopg import sql
 
 from replaykit.runtime.embedded import EmbeddedPostgres
 from replaykit.runtime.embedded_server import flocked, is_held, read_state
+from tests.crash.crew import Crew
+from tests.crash.outside import Outside
+from tests.crash.rows import Rows
 from tests.direct import BEHIND
+from tests.failed import FAILED, has_failed
 
 HOME_VARIABLE = "REPLAYKIT_TEST_HOME"
 """Tells the workers of xdist the home that their controller made."""
@@ -38,6 +42,20 @@ MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 4 * 1024**3
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers for the fixtures whether their test failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio."""
+    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +121,33 @@ def dsn(
     """URL of a fresh, migrated database (schema `replaykit`) for one test."""
     with fresh_database(server_connection, template_database) as name:
         yield through(with_database(server_dsn, name))
+
+
+@pytest.fixture
+def rows(dsn: str) -> Iterator[Rows]:
+    """Looks at the test's database."""
+    looker = Rows(dsn)
+    yield looker
+    looker.close()
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    """Counts what bodies do."""
+    with Outside() as server:
+        yield server
+
+
+@pytest.fixture
+def crew(request: pytest.FixtureRequest, tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
+    """Starts `replaykit worker` processes; none is left at the end, and a failed test shows what they wrote."""
+    hired = Crew(tmp_path, dsn, outside.address)
+    try:
+        yield hired
+    finally:
+        hired.close()
+        if has_failed(request):
+            print(hired.logs())
 
 
 @pytest.fixture

@@ -43,11 +43,6 @@ print(json.dumps([
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.anyio
 async def test_the_fastapi_app_executes_what_its_endpoint_starts(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that is sent twice is one run; the worker ends with the app."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 
@@ -11,10 +12,10 @@ import pytest
 
 from tests.crash.crew import Crew
 from tests.crash.outside import Outside
-from tests.crash.proxy import Wire
 from tests.crash.rows import Rows, start
 from tests.crash.test_stopped import has_lost, written_by
 from tests.crash.workflows import chain, gated, gated_sync
+from tests.faults.wire import Lose, Wire
 from tests.runtime.facts import eventually, lives
 
 RUNS, STEPS = 12, 60
@@ -22,8 +23,8 @@ RUNS, STEPS = 12, 60
 
 @pytest.fixture
 def wire(dsn: str) -> Iterator[Wire]:
-    """A wire to the test's database."""
-    with Wire(dsn) as made:
+    """A wire to the test's database, which may lose the answer to anything."""
+    with Wire(dsn, matters=re.compile(b"")) as made:
         yield made
 
 
@@ -34,11 +35,11 @@ def test_a_lost_answer_repeats_nothing(crew: Crew, outside: Outside, rows: Rows,
     children = worker.wait_ready(2)
     started = start(rows.dsn, chain, [(STEPS, 0.0, 0.04)] * RUNS)
 
-    while wire.lost < 30:
-        lost, calls = wire.lost, outside.count + random.randrange(RUNS)
+    while wire.lost.total() < 30:
+        lost, calls = wire.lost.total(), outside.count + random.randrange(RUNS)
         eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
-        wire.lose_answers(1)
-        eventually(lambda: wire.lost > lost, "an answer is lost")  # noqa: B023
+        wire.lose(Lose.ANSWER)
+        eventually(lambda: wire.lost.total() > lost, "an answer is lost")  # noqa: B023
     rows.wait_ended(RUNS)
 
     assert rows.outputs(started) == dict.fromkeys(started, ("succeeded", sum(range(STEPS))))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -15,15 +13,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from typing_extensions import override
 
 from tests.crash.crew import Crew
 from tests.crash.ledger import DISAGREE, LEDGER, MODULE, TABLES, book, book_seen, book_slowly
 from tests.crash.outside import Outside
-from tests.crash.proxy import Wire
 from tests.crash.rows import Rows, start
 from tests.crash.test_stopped import LEASE, has_lost
 from tests.direct import direct
+from tests.faults.wire import Lose, Wire
 from tests.runtime.facts import eventually, lives
 
 RUNS, STEPS = 8, 30
@@ -126,53 +123,23 @@ def test_a_stopped_body_keeps_nobody_waiting_and_writes_nothing_when_it_goes_on(
 # --- the connection is cut exactly there ------------------------------------------------------------------------------
 
 
-class CommitWire(Wire):
-    """Breaks a connection over which a body's transaction is about to be committed, before the database hears of it or before
-    anybody hears of the database's answer."""
-
-    def __init__(self, dsn: str, *, heard: bool) -> None:
-        super().__init__(dsn)
-        self.cuts = 0
-        self._heard = heard
-
-    @override
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _CUT.set([])
-        await super()._connect(reader, writer)
-
-    @override
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False) -> None:
-        cut = _CUT.get()
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 20):
-                if answers and cut:
-                    break
-                if not answers and b"; commit\0" in data and not self.cuts:
-                    self.cuts += 1
-                    cut.append(True)
-                    if not self._heard:
-                        break
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+COMMIT = re.compile(rb"; commit\0")
+"""The end of the message with which a body's transaction is committed."""
 
 
-_CUT: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("cut")
-
-
-@pytest.mark.parametrize(("heard", "bodies"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("what", "bodies"), [(Lose.REQUEST, 2), (Lose.ANSWER, 1)])
 def test_a_connection_that_breaks_at_the_commit(
-    crew: Crew, outside: Outside, rows: Rows, heard: bool, bodies: int
+    crew: Crew, outside: Outside, rows: Rows, what: Lose, bodies: int
 ) -> None:
     """Nobody knows whether it was committed: the journal does. The body runs again only if its entry is not there."""
-    with CommitWire(rows.dsn, heard=heard) as wire:
+    with Wire(rows.dsn, matters=COMMIT) as wire:
+        wire.lose(what)
         crew.dsn = wire.dsn
         crew.hire().wait_ready()
         (run,) = start(rows.dsn, book_seen, [(3,)])
         rows.wait_ended(1)
-        cuts = wire.cuts
 
-    assert cuts == 1
+    assert wire.lost == {what: 1}
     assert rows.outputs([run]) == {run: ("succeeded", 3)}
     assert rows.ask(LEDGER) == [(1, 1, 1)]
     assert rows.ask(DISAGREE) == []

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,10 @@ import psycopg
 from replaykit.postgres.migrate import upgrade
 from replaykit.runtime.embedded import find_binaries
 from replaykit.runtime.embedded_server import Cluster, Server, end_orphans, find_postmaster
+from tests.conftest import make_open_folder, with_database
 from tests.runtime.facts import eventually
 
-__all__ = ["Own", "can_mount", "small_disk"]
+__all__ = ["Own", "can_mount", "one_server", "small_disk"]
 
 SETTINGS: Final = {
     "checkpoint_timeout": "30s",
@@ -52,6 +54,13 @@ class Own:
     def dsn(self) -> str:
         """URL of its database."""
         return self._cluster.dsn
+
+    def database(self) -> str:
+        """URL of a copy of its database, which it makes. It goes with the server."""
+        name, template = f"test_{uuid.uuid4().hex[:12]}", self.dsn.rpartition("/")[2].partition("?")[0]
+        with psycopg.connect(with_database(self.dsn, "postgres"), autocommit=True) as connection:
+            connection.execute(f"create database {name} template {template}".encode())
+        return with_database(self.dsn, name)
 
     def start(self, *, migrate: bool = True) -> None:
         """Start it for the first time."""
@@ -184,3 +193,16 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Disk]:
         deadline = time.monotonic() + 20
         while subprocess.run(["umount", folder], capture_output=True).returncode and time.monotonic() < deadline:
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def one_server() -> Iterator[Own]:
+    """One that may be killed."""
+    folder = make_open_folder()
+    server = Own(folder / "server")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -34,11 +34,6 @@ ROWS_AS_DICTS: Any = dict_row  # psycopg's types know no factory of rows beside 
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     """Another connection: what it sees is committed."""
     with psycopg.connect(direct(dsn), autocommit=True) as connection:

@@ -46,11 +46,6 @@ WORKFLOWS: list[Workflow[..., Any]] = [checkout, nap, stuck, total]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def sql(dsn: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """Another connection: what it sees is committed."""
     with psycopg.connect(direct(dsn), autocommit=True) as connection:

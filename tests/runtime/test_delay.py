@@ -20,11 +20,6 @@ Sql = psycopg.Connection[tuple[Any, ...]]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def sql(dsn: str) -> Iterator[Sql]:
     with psycopg.connect(direct(dsn), autocommit=True) as connection:
         yield connection

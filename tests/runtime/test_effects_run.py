@@ -8,8 +8,7 @@ import sys
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,6 @@ from replaykit import (
     Landed,
     NotLanded,
     OutsideRun,
-    RunFailed,
     RunHeld,
     StepInfo,
     Unknown,
@@ -37,22 +35,9 @@ from replaykit.replay.calls import EffectName
 from replaykit.replay.driver import Phase, Reconcile
 from replaykit.runtime.reconciling import ask
 from tests.crash.rows import Rows
-from tests.runtime.facts import eventually
+from tests.runtime.working import fact, outcome, working
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
 
 
 @dataclass
@@ -71,28 +56,6 @@ WORLDS: defaultdict[str, World] = defaultdict(World)
 
 class CardDeclined(Exception):
     """The bank says no: nothing was charged."""
-
-
-@asynccontextmanager
-async def working(dsn: str, *flows: Workflow[..., Any], **settings: Any) -> AsyncIterator[tuple[Client, Worker]]:
-    """A client and a worker."""
-    async with Client(dsn) as client, Worker(client, workflows=flows, settings=Settings(**settings)) as worker:
-        yield client, worker
-
-
-async def outcome(handle: Handle[Any]) -> Any:
-    """The result, the error of the run, or that it is held."""
-    try:
-        return await handle.result(timeout=30)
-    except RunFailed as failed:
-        return failed.__cause__
-    except RunHeld as held:
-        return held
-
-
-async def fact(look: Callable[[], Any], what: str) -> None:
-    """Wait for it without blocking the worker."""
-    await asyncio.to_thread(eventually, look, what)
 
 
 def call(world: str) -> World:

@@ -35,19 +35,6 @@ from tests.runtime.facts import eventually
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
-
-
 SEEN: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
 """By run: attempt and idempotency key of each body that began. The world outside."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,19 +20,6 @@ from tests.crash.rows import Rows
 from tests.runtime.facts import eventually
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -22,19 +22,6 @@ from tests.crash.rows import Rows
 from tests.runtime.facts import eventually
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
 
 
 TOLD: defaultdict[UUID, list[str]] = defaultdict(list)

@@ -29,11 +29,6 @@ async def noted(name: str) -> None:
     await step(note, name)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _fresh_order() -> None:
     ORDER.clear()

@@ -21,11 +21,6 @@ SECRET = "s3" + "cret"
 seen: list[Any] = []
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Gateway(BaseModel):
     url: str
     token: SecretStr

@@ -6,8 +6,7 @@ import asyncio
 import datetime as dt
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,25 +14,11 @@ import pytest
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 from tenacity.asyncio import retry_if_exception as retry_if_async
 
-from replaykit import Client, Handle, RunFailed, Worker, Workflow, now, step, workflow
-from replaykit.limits import Settings
+from replaykit import Worker, now, step, workflow
 from tests.crash.rows import Rows
-from tests.runtime.facts import eventually
+from tests.runtime.working import fact, outcome, working
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
 
 
 @dataclass
@@ -75,26 +60,6 @@ def hang_sync(slow_tries: int) -> str:
         here.gate.wait(60)
     here.ended.append(attempt)
     return f"attempt {attempt}"
-
-
-@asynccontextmanager
-async def working(dsn: str, *flows: Workflow[..., Any], **settings: Any) -> AsyncIterator[tuple[Client, Worker]]:
-    """A client and a worker."""
-    async with Client(dsn) as client, Worker(client, workflows=flows, settings=Settings(**settings)) as worker:
-        yield client, worker
-
-
-async def outcome(handle: Handle[Any]) -> Any:
-    """The result, or the error of the run."""
-    try:
-        return await handle.result(timeout=30)
-    except RunFailed as failed:
-        return failed.__cause__
-
-
-async def fact(look: Any, what: str) -> None:
-    """Wait for it without blocking the worker."""
-    await asyncio.to_thread(eventually, look, what)
 
 
 def body_of(sync: bool) -> Callable[[int], Any]:

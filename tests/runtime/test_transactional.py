@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -33,14 +32,13 @@ from replaykit import (
     testing,
     workflow,
 )
-from replaykit.limits import Settings
 from replaykit.postgres.database import Database
 from replaykit.postgres.transaction import Connections
 from tests.crash.rows import Rows
 from tests.direct import direct
 from tests.postgres.pooler import Pooler
-from tests.runtime.facts import eventually
 from tests.runtime.shop import nap
+from tests.runtime.working import fact, outcome, working
 
 pytestmark = pytest.mark.anyio
 
@@ -53,11 +51,6 @@ create function note_entry() returns trigger language plpgsql as $$
     begin insert into public.entries values (new.run_id, new.key, pg_current_xact_id()); return null; end $$;
 create trigger note after insert on replaykit.journal for each row execute function note_entry();
 """
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -103,31 +96,11 @@ OURS = "datname = current_database() and application_name = 'replaykit:step'"
 transactional = step.options(effect="transactional")
 
 
-@asynccontextmanager
-async def working(dsn: str, *flows: Workflow[..., Any], **settings: Any) -> AsyncIterator[tuple[Client, Worker]]:
-    """A client and a worker."""
-    async with Client(dsn) as client, Worker(client, workflows=flows, settings=Settings(**settings)) as worker:
-        yield client, worker
-
-
-async def outcome(handle: Handle[Any]) -> Any:
-    """Its result, or what it failed with."""
-    try:
-        return await handle.result(timeout=30)
-    except RunFailed as failed:
-        return failed.__cause__
-
-
 async def run(dsn: str, flow: Workflow[..., Any], *args: Any, **settings: Any) -> tuple[Handle[Any], Any]:
     """To its end: the result, or the error it failed with."""
     async with working(dsn, flow, **settings) as (client, _):
         handle = await client.start(flow, *args)
         return handle, await outcome(handle)
-
-
-async def fact(look: Callable[[], Any], what: str) -> Any:
-    """Wait for it without blocking the worker."""
-    return await asyncio.to_thread(eventually, look, what)
 
 
 def orders(rows: Rows) -> list[tuple[Any, ...]]:

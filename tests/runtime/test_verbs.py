@@ -72,11 +72,6 @@ async def shopping() -> list[str]:
     return [await step(buy, "milk"), await step(buy, "bread")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def new_world() -> None:
     """Made on no loop: an Event belongs to the one that waits."""

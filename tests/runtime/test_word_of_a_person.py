@@ -79,11 +79,6 @@ async def pay(card: str) -> Receipt:
         return Receipt(str(error), 0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def new_world() -> None:
     global world

@@ -1,23 +1,13 @@
-"""Async tests run on asyncio; what they look at the database with is closed at their end. And the world outside."""
+"""What a test drove by hand leaves memory with it; a file for what bodies say."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.crash.crew import Crew
-from tests.crash.outside import Outside
-from tests.crash.rows import Rows
 from tests.replay import drive
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
@@ -29,35 +19,8 @@ def executions_leave() -> Iterator[None]:
 
 
 @pytest.fixture
-def rows(dsn: str) -> Iterator[Rows]:
-    """Looks at the test's database."""
-    looker = Rows(dsn)
-    yield looker
-    looker.close()
-
-
-@pytest.fixture
-def outside() -> Iterator[Outside]:
-    """Counts what bodies do."""
-    with Outside() as server:
-        yield server
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remembers for the fixtures whether their test failed."""
-    report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
-    return report
-
-
-@pytest.fixture
-def crew(request: pytest.FixtureRequest, tmp_path: Path, dsn: str, outside: Outside) -> Iterator[Crew]:
-    """Starts `replaykit worker` processes; none is left at the end, and a failed test shows what they wrote."""
-    hired = Crew(tmp_path, dsn, outside.address)
-    try:
-        yield hired
-    finally:
-        hired.close()
-        if request.node.stash.get(FAILED, False):
-            print(hired.logs())
+def said(tmp_path: Path) -> Path:
+    """The world outside: a line for each body."""
+    path = tmp_path / "said"
+    path.touch()
+    return path

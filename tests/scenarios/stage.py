@@ -17,7 +17,7 @@ from replaykit.replay.entries import Entry
 from replaykit.replay.failures import decode_error
 from tests.crash.rows import Rows, replay_in_process
 
-__all__ = ["ROOT", "Played", "Said", "outcome_of", "play", "python", "replayed", "replaykit"]
+__all__ = ["ROOT", "Played", "Said", "lines", "outcome_of", "play", "python", "replayed", "replaykit"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +37,11 @@ class Said(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def lines(said: Path) -> list[str]:
+    """What bodies have said in that file, in order."""
+    return said.read_text().splitlines()
 
 
 async def play(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +14,12 @@ import psycopg
 import pytest
 
 from replaykit import Client, Worker
-from tests.conftest import make_open_folder
 from tests.crash.crew import ROOT, Crew
 from tests.crash.effects_points import FOLDER, Point, Points
 from tests.crash.outside import Outside
 from tests.crash.rows import Rows, start
 from tests.crash.workflows import chain, gated
-from tests.faults.server import Own
+from tests.faults.server import Own, one_server
 from tests.runtime.facts import eventually, lives
 from tests.scenarios.dying import careful, deadly, retried, three_steps
 from tests.scenarios.stage import replaykit
@@ -52,14 +50,8 @@ def let_go(rows: Rows) -> None:
 @pytest.fixture
 def own_server() -> Iterator[Own]:
     """One that can be killed."""
-    folder = make_open_folder()
-    server = Own(folder / "server")
-    try:
-        server.start()
+    with one_server() as server:
         yield server
-    finally:
-        server.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("moment", ["sweep", "claims"])

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -25,12 +23,12 @@ from replaykit.postgres import transaction
 from replaykit.postgres.migrate import upgrade
 from replaykit.postgres.schema import work_channel
 from replaykit.runtime import worker as worker_module
-from tests.conftest import make_open_folder, with_database
+from tests.conftest import with_database
 from tests.crash.crew import Crew, WorkerProcess
 from tests.crash.rows import Rows, start
 from tests.direct import direct
 from tests.faults.pgbouncer import PgBouncer, find_pgbouncer
-from tests.faults.server import Own
+from tests.faults.server import Own, one_server
 from tests.faults.wire import Lose, Wire
 from tests.runtime.facts import eventually
 from tests.scenarios.outages import TABLE, booked, chain, endless, patient, short
@@ -42,14 +40,6 @@ ENTRY = re.compile(rb"insert into \S*journal", re.IGNORECASE)
 CLAIM = re.compile(rb"update \S*runs set state = 'running'", re.IGNORECASE)
 START = re.compile(rb"insert into \S*runs", re.IGNORECASE)
 LISTEN = re.compile(rb"^\s*listen", re.IGNORECASE)
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    """The world outside: a line for each body."""
-    path = tmp_path / "said"
-    path.touch()
-    return path
 
 
 def lines(said: Path) -> Counter[str]:
@@ -135,25 +125,14 @@ async def test_b031_a_letter_whose_receipt_nobody_was_told_of_is_taken_once(dsn:
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Own]:
     """One whose postmaster may be killed."""
-    folder = make_open_folder()
-    server = Own(folder / "server")
-    try:
-        server.start()
+    with one_server() as server:
         yield server
-    finally:
-        server.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def own_dsn(own_server: Own) -> str:
     """A migrated database on it."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(with_database(own_server.dsn, "postgres"), autocommit=True) as connection:
-        connection.execute(f"create database {name}".encode())
-    url = with_database(own_server.dsn, name)
-    upgrade(url)
-    return url
+    return own_server.database()
 
 
 @pytest.fixture

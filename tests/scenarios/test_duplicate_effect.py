@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,7 +16,7 @@ from tests.crash.rows import Rows
 from tests.direct import direct
 from tests.runtime.facts import eventually
 from tests.scenarios.doubled import another, impatient, long_one, once
-from tests.scenarios.stage import python
+from tests.scenarios.stage import lines, python
 
 MODULE = "tests.scenarios.doubled"
 START = """
@@ -32,26 +31,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def crew(tmp_path: Path, dsn: str) -> Iterator[Crew]:
-    """Starts `replaykit worker` processes; none is left at the end."""
-    hired = Crew(tmp_path, dsn, "127.0.0.1:1")
-    yield hired
-    hired.close()
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    """The world outside: a line for each body."""
-    path = tmp_path / "said"
-    path.touch()
-    return path
-
-
-def lines(said: Path) -> list[str]:
-    return said.read_text().splitlines()
 
 
 @pytest.mark.anyio

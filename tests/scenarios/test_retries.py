@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,6 @@ from tests.scenarios.stage import play
 MODULE = "tests.scenarios.retrying"
 DECIDED = "select count(*) from attempts"
 STANDS = "select state, waiting_for from runs"
-
-
-@pytest.fixture
-def crew(tmp_path: Path, dsn: str) -> Iterator[Crew]:
-    """Starts `replaykit worker` processes; none is left at the end."""
-    hired = Crew(tmp_path, dsn, "127.0.0.1:1")
-    yield hired
-    hired.close()
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    """The world outside: a line for each body that began."""
-    path = tmp_path / "said"
-    path.touch()
-    return path
 
 
 def tries(said: Path) -> list[int]:

@@ -11,20 +11,9 @@ from replaykit import Client, RunFailed, RunHeld, Worker, saga, step, workflow
 from tests.crash.rows import Rows
 from tests.runtime.facts import eventually
 from tests.scenarios.doubled import say
+from tests.scenarios.stage import lines
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    """The world outside: a line for each body."""
-    path = tmp_path / "said"
-    path.touch()
-    return path
-
-
-def lines(said: Path) -> list[str]:
-    return said.read_text().splitlines()
 
 
 async def undo(what: str) -> None:
