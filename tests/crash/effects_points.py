@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from replaykit.postgres.database import Database
 from replaykit.replay.entries import Unit, Verdict
 from tests.runtime.facts import eventually
 
@@ -121,11 +122,14 @@ def install() -> None:
     async def _commit(self: Transaction, unit: Unit) -> Any:
         key = str(unit.within)
         reach(Point.BEFORE_RECORD, key)
-        for point, how in ((Point.COMMIT_LOST, socket.SHUT_RDWR), (Point.COMMIT_UNANSWERED, socket.SHUT_RD)):
-            if _wanted(point, key):
-                with socket.socket(fileno=os.dup(self.pgconn.socket)) as wire:
-                    wire.shutdown(how)
+        server_pid = self.pgconn.backend_pid
+        lost, unanswered = _wanted(Point.COMMIT_LOST, key), _wanted(Point.COMMIT_UNANSWERED, key)
+        if lost or unanswered:
+            with socket.socket(fileno=os.dup(self.pgconn.socket)) as wire:
+                wire.shutdown(socket.SHUT_RDWR if lost else socket.SHUT_RD)
         outcome = await commit(self, unit)
+        if unanswered:  # a worker that looks before the server has got to the commit rightly runs the body again
+            await _gone(self._connections.database, server_pid)
         if outcome.verdict is Verdict.OK:
             reach(Point.RECORDED, key)
         return outcome
@@ -133,6 +137,17 @@ def install() -> None:
     writer._send = _send
     Executor._start_body = _start_body  # type: ignore[method-assign]
     Transaction.commit = _commit  # type: ignore[method-assign]
+
+
+async def _gone(database: Database, server_pid: int) -> None:
+    """Wait until that process of the server's has ended, with all that it was sent."""
+    looker, _ = await database.connect_plain()
+    async with looker:
+        while (
+            await (await looker.execute("select from pg_stat_activity where pid = %s", [server_pid])).fetchone()
+            is not None
+        ):
+            await looker.rollback()  # what a transaction has seen of it once, it sees again
 
 
 def _each(point: Point, steps: Iterable[str]) -> None:
