@@ -1,8 +1,9 @@
 """`make bench`: must, goal and measured for every figure of the design; exits 1 if a must is missed.
 
 Ratios are taken within one run on one server, as the median of alternating pairs, because machines are noisy.
-`--quick` measures less of everything, to see that it works. `--markdown` prints the table as docs/performance.md has it,
-`--record` (`make bench RECORD=1`) writes it there, with the machine and the day.
+`--quick` measures less of everything, to see that it works. `--layers` looks where the time goes, for the goals that it decides
+about. `--markdown` prints the table as docs/performance.md has it, `--record` (`make bench RECORD=1`) writes it there, with the
+machine and the day, and the layers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import layers
 from benchmarks.server import ROOT, database, run_part, scratch, server
 
 console = Console()
-BEGIN = "<!-- make bench RECORD=1 writes from here -->"
+BEGIN = "<!-- make bench RECORD=1 writes {} from here -->"
 END = "<!-- to here -->"
 
 
@@ -345,12 +347,25 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def record(rows: list[Row]) -> None:
-    """Put the table into docs/performance.md, between its marks."""
+def profile(dsn: str) -> str:
+    """Where the time goes, as a table."""
+    found: dict[str, dict[str, float]] = {}
+    for name, scene in layers.SCENES.items():
+        print(f"looking at {scene.title} ...", file=sys.stderr, flush=True)
+        arguments = [database(dsn, f"layers_{name}")] if scene.has_database else []
+        found[name] = run_part("layers", name, *arguments)[-1]
+    return layers.as_markdown(found)
+
+
+def record(texts: dict[str, str]) -> None:
+    """Put each text into docs/performance.md, between its marks."""
     page = ROOT / "docs" / "performance.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{as_markdown(rows)}\n\n{machine()}\n\n{END}{after}", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for what, written in texts.items():
+        before, begin, rest = text.partition(BEGIN.format(what))
+        _, end, after = rest.partition(END)
+        text = f"{before}{begin}\n\n{written}\n\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def show(rows: list[Row], markdown: bool) -> None:
@@ -379,19 +394,27 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="measure less of everything")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone (may be given several times)")
+    parser.add_argument("--layers", action="store_true", help="the layers alone (with --record: written, too)")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     parser.add_argument("--record", action="store_true", help="write the table into docs/performance.md")
     options = parser.parse_args()
     rows: list[Row] = []
+    texts: dict[str, str] = {}
     with server() as dsn:
         for name, part in PARTS.items():
-            if options.only and name not in options.only:
+            if options.layers or (options.only and name not in options.only):
                 continue
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             rows += part(dsn, QUICK if options.quick else Sizes())
-    show(rows, options.markdown)
+        if options.layers or options.record:
+            texts["layers"] = profile(dsn)
+    if options.layers:
+        print(texts["layers"])
+    else:
+        show(rows, options.markdown)
+        texts["figures"] = f"{as_markdown(rows)}\n\n{machine()}"
     if options.record:
-        record(rows)
+        record(texts)
     missed = [r.figure for r in rows if r.met is False]
     if missed and not options.quick:
         print(f"missed: {'; '.join(missed)}", file=sys.stderr)

@@ -6,9 +6,12 @@ Times are the database's: from the first claim to the last end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
+from contextlib import AbstractContextManager
+from typing import Any
 
 import psycopg
 
@@ -22,8 +25,21 @@ FINISHED = (
 )
 
 
-async def measure(dsn: str, runs: int, steps: int) -> None:
-    """Start the runs, drive them, print one line."""
+async def finished(watch: psycopg.AsyncConnection[Any], runs: int) -> float:
+    """Wait for the end of so many runs; seconds from the first claim to the last end."""
+    while True:
+        row = await (await watch.execute(FINISHED)).fetchone()
+        assert row is not None
+        done, bad, seconds = row
+        if bad:
+            raise RuntimeError(f"{bad} runs failed")
+        if done == runs:
+            return float(seconds)
+        await asyncio.sleep(0.02)
+
+
+async def measure(dsn: str, runs: int, steps: int, around: AbstractContextManager[Any] | None = None) -> None:
+    """Start the runs, drive them, within what `around` gives, and print one line."""
     client = Client(dsn)
     started = time.perf_counter()
     for first in range(0, runs, 1000):
@@ -34,15 +50,8 @@ async def measure(dsn: str, runs: int, steps: int) -> None:
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as watch,
         Worker(client, workflows=[echoes, nap, pauses]),
     ):
-        while True:
-            row = await (await watch.execute(FINISHED)).fetchone()
-            assert row is not None
-            done, bad, seconds = row
-            if bad:
-                raise RuntimeError(f"{bad} runs failed")
-            if done == runs:
-                break
-            await asyncio.sleep(0.02)
+        with around or contextlib.nullcontext():
+            seconds = await finished(watch, runs)
     cpu = time.process_time() - cpu
     await client.aclose()
     figures = {
