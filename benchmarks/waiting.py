@@ -72,7 +72,7 @@ def main(dsn: str, many: int, log: Path) -> None:
                 asyncio.run(start(dsn, target - parked))
                 parked = target
                 done = "select count(*) = %s from replaykit.runs where state = 'waiting'"
-                wait_for(connection, done, parked, seconds=900, pause=0.25)
+                wait_for(connection, done, parked, seconds=max(900, parked / 100), pause=max(0.25, parked / 200_000))
                 figures = {"waiting": parked, "rss_mb": rss_mb(pid), "buffers": claim_buffers(dsn, connection, me)}
                 print(json.dumps(figures), flush=True)
     finally:
