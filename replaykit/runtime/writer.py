@@ -100,17 +100,37 @@ _Item = tuple[Unit, Answer, int]
 _Answered = tuple[_Item, Verdict, str | None]
 
 
-class _Shard:
-    """One connection and its queue."""
+class _Connected:
+    """Has a connection of its own, when it needs one.
 
-    def __init__(self, database: Database, lane: _Lane) -> None:
+    Attributes:
+        idle: set while nothing waits for a verdict.
+    """
+
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._lane = lane
         self._connection: Connection | None = None
-        self._queue: deque[_Item] = deque()
         self._arrived = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
+
+    def cut_off(self) -> None:
+        if self._connection is not None:
+            self._connection.cut()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+class _Shard(_Connected):
+    """One connection and its queue."""
+
+    def __init__(self, database: Database, lane: _Lane) -> None:
+        super().__init__(database)
+        self._lane = lane
+        self._queue: deque[_Item] = deque()
         self.backlog_bytes = 0
 
     def put(self, unit: Unit, answer: Answer) -> None:
@@ -123,15 +143,6 @@ class _Shard:
 
     async def open(self) -> None:
         self._connection = await self._database.connect()
-
-    def cut_off(self) -> None:
-        if self._connection is not None:
-            self._connection.cut()
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
     async def run(self) -> None:
         while True:
@@ -204,9 +215,8 @@ class _Shard:
         elif failures % _TELL_EVERY == 0:  # a right that is missing, a table, a defect: it may be mended while we try
             log.error("journal_write_failed", error=error, retrying=True, exc_info=error)
         if self._connection is not None and self._connection.closed:
-            connection, self._connection = self._connection, None
             with contextlib.suppress(Exception):
-                await connection.close()
+                await self.close()
         await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
     def _answer(self, answers: list[_Answered]) -> None:
@@ -224,31 +234,18 @@ class _Shard:
                 log.exception("answer_failed")
 
 
-class _Lane:
+class _Lane(_Connected):
     """Where units wait whose run's row somebody outside has locked. They are written one by one once it is free."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._connection: Connection | None = None
+        super().__init__(database)
         self._waiting: list[tuple[_Item, Callable[[list[_Answered]], None]]] = []
-        self._arrived = asyncio.Event()
-        self.idle = asyncio.Event()
-        self.idle.set()
 
     def put(self, item: _Item, answer: Callable[[list[_Answered]], None]) -> None:
         log.warning("run_locked_by_someone_else", run_id=str(item[0].run_id))
         self._waiting.append((item, answer))
         self.idle.clear()
         self._arrived.set()
-
-    def cut_off(self) -> None:
-        if self._connection is not None:
-            self._connection.cut()
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
     async def run(self) -> None:
         while True:
