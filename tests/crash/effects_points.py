@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -53,10 +53,17 @@ class Points:
             (self.folder / name).unlink(missing_ok=True)
         _write(self.folder / "stop", f"{point}\n{step}")
 
-    def wait_reached(self) -> int:
-        """The pid of the process that has stopped there."""
+    def wait_reached(self, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """The pid of the process that has stopped there; `meanwhile` is called until one has."""
         reached = self.folder / "reached"
-        eventually(reached.exists, f"{self.folder / 'stop'} is reached")
+
+        def is_there() -> bool:
+            if reached.exists():
+                return True
+            meanwhile()
+            return False
+
+        eventually(is_there, f"{self.folder / 'stop'} is reached")
         return int(reached.read_text())
 
     def go(self) -> None:

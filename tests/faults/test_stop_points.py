@@ -31,8 +31,12 @@ def test_runs_survive_a_worker_that_is_stopped_and_continued(own_dsn: str, loads
 
     for point in points:
         stops.arm(point, "charge")
-        load.more(["pay"], under_way=4)
-        pid = stops.wait_reached()
+
+        def goes_on() -> None:  # those under way may be past their last charge, or wait for a person
+            load.more(["pay"], under_way=4)
+            load.tend()
+
+        pid = stops.wait_reached(goes_on)
         os.kill(pid, signal.SIGSTOP)
         lost = (
             "select 1 from workers w where pid = %s and stopped_at is not null"
