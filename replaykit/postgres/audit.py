@@ -19,7 +19,7 @@ __all__ = ["EntryRow", "IntentRow", "LetterRow", "Orphan", "RunRecord", "TryRow"
 
 @dataclass(slots=True)
 class EntryRow:
-    """A row of the journal; moments are microseconds since 1970."""
+    """A row of the journal; moments are microseconds since 1970. `repeats`: its output is that of the entry it `reuses`."""
 
     seq: int
     key: str
@@ -38,6 +38,7 @@ class EntryRow:
     mailbox_id: int | None
     to_seq: int | None
     reuses: int | None
+    repeats: bool
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class IntentRow:
     effect: str
     idempotency_key: str
     state: str
+    written_at: int
     resolved_at: int | None
     resolved_by: str | None
     word: str | None
@@ -77,12 +79,13 @@ class TryRow:
 
 @dataclass(slots=True)
 class RunRecord:
-    """A run with what belongs to it. `entries` are read while they are iterated over, once."""
+    """A run with what belongs to it. `entries` are read while they are iterated over, once. `asleep`: no time wakes it."""
 
     id: UUID
     workflow: str
     state: str
     waiting_for: str | None
+    asleep: bool
     started_at: int | None
     finished_at: int | None
     claims: int
@@ -111,8 +114,8 @@ Row: TypeAlias = tuple[Any, ...]
 _RUNS: Final = Statement(
     "audit-read-runs",
     f"""
-select r.id, r.workflow, r.state, r.waiting_for, {us("r.started_at")}, {us("r.finished_at")}, r.claims, r.worker,
-    r.worker is null or exists (select from {{schema}}.workers w where w.id = r.worker), r.write_id,
+select r.id, r.workflow, r.state, r.waiting_for, r.available_at = 'infinity', {us("r.started_at")}, {us("r.finished_at")},
+    r.claims, r.worker, r.worker is null or exists (select from {{schema}}.workers w where w.id = r.worker), r.write_id,
     p.run_id is not null, p.output is not null, p.error is not null
 from {{schema}}.runs r left join {{schema}}.payloads p on p.run_id = r.id
 order by r.id
@@ -123,15 +126,18 @@ _JOURNAL: Final = Statement(
     "audit-read-journal",
     f"""
 select run_id, seq, key, name, kind, outcome, attempt, idempotency_key, digest, {us("started_at")}, {us("at")},
-    {us("due_at")}, {us("recorded_at")}, worker, write_id, mailbox_id, to_seq, reuses
-from {{schema}}.journal order by run_id, seq
+    {us("due_at")}, {us("recorded_at")}, worker, write_id, mailbox_id, to_seq, reuses,
+    reuses is null or exists (select from {{schema}}.journal o where o.run_id = j.run_id and o.seq = j.reuses
+        and o.output::text is not distinct from j.output::text)
+from {{schema}}.journal j order by run_id, seq
 """,
 )
 
 _INTENTS: Final = Statement(
     "audit-read-intents",
     f"""
-select run_id, key, attempt, effect, idempotency_key, state, {us("resolved_at")}, resolved_by, evidence ->> 'mailbox_id'
+select run_id, key, attempt, effect, idempotency_key, state, {us("written_at")}, {us("resolved_at")}, resolved_by,
+    evidence ->> 'mailbox_id'
 from {{schema}}.intents order by run_id, key, attempt
 """,
 )

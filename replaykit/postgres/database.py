@@ -204,6 +204,7 @@ class Database:
         Raises:
             SchemaMismatch: no schema, an older or a newer one.
             DatabaseUnreachable: no connection.
+            ConfigurationError: the role may not look.
         """
         conn = await self.connect()
         try:
@@ -215,6 +216,8 @@ class Database:
             if (await conn.run(VERSION_TABLE, {"table": f"{quote_name(self.schema)}.alembic_version"}))[0][0]:
                 rows = await conn.run(VERSION)
                 revision = rows[0][0] if rows else None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._forbidden(error) from error
         finally:
             await conn.close()
         if need:
@@ -261,6 +264,9 @@ class Database:
         }
         given = parse_dsn(self.dsn)
         return {**{k: v for k, v in defaults.items() if k not in given}, **given, "autocommit": True}
+
+    def _forbidden(self, error: Exception) -> ConfigurationError:
+        return ConfigurationError(f"{describe_dsn(self.dsn)}, schema {self.schema!r}: {first_line(error)}")
 
     def _unreachable(self, error: Exception) -> DatabaseUnreachable:
         return DatabaseUnreachable(f"cannot reach {describe_dsn(self.dsn)}: {first_line(error)}")
@@ -524,11 +530,14 @@ class SyncConnection:
 
         Raises:
             DatabaseUnreachable: the connection was lost meanwhile.
+            ConfigurationError: the role may not read that.
         """
         try:
             with self._raw.transaction():
                 self._raw.execute("set transaction isolation level repeatable read, read only")
                 yield Snapshot(self._database, self._raw)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._database._forbidden(error) from error
         except psycopg.Error as error:
             if not is_transient(error):
                 raise

@@ -7,7 +7,8 @@ reads, one moment of the database, and a page of it at a time. Rules, by the pro
 
 1. A completed step runs once.
     key-once            no key has two entries that stand (what a rewind set aside does not)
-    reuse               an entry that repeats a result names an entry of the same step, which a rewind had set aside
+    reuse               an entry that repeats a result names an entry of the same step, which a rewind had set aside, and says
+                        the same; a result that was set aside is repeated, not made anew, when its input is the same
     call-after-entry    no body is called after its step's entry was written (calls), except after a rewind set it aside, a
                         time-out that left a thread running, and for steps that are `durability="async"`
     too-many-calls      no step is called more often than its tries and its run's claims explain (calls); transactional steps
@@ -16,10 +17,11 @@ reads, one moment of the database, and a page of it at a time. Rules, by the pro
     open-intent         a run that has ended leaves no intent open; one that succeeded or failed asks nobody any more
     entry-of-intent     a step's entry and its intent say the same: `landed` and `ok` together, nothing open beside an entry
     second-intent       an irreversible call is tried again only after it was known not to have happened
-    call-without-intent a step with an effect is called only under an intent (calls)
+    call-without-intent a step with an effect is called only under an intent, and after it was written (calls)
     two-calls           no attempt of an irreversible step is called twice, none of its calls lands twice (calls)
     landed-unsaid       what an intent says of a call is what happened outside (calls)
-    one-key             all calls of a step carry the idempotency key of its intent or entry (calls); no two steps share one
+    one-key             all calls of a step carry the idempotency key of its intent or entry (calls), which is the same in both;
+                        no two steps share one
     undo                an undoing has its step's result before it, and the step's intent says so
 3. First run = replay.
     linear              a journal counts 1, 2, 3, ..., and its clock never goes back
@@ -30,7 +32,9 @@ reads, one moment of the database, and a page of it at a time. Rules, by the pro
     leased              a running run's worker is known
 5. What cannot go on stops where a person sees it.
     letter              what an entry answers is a letter of its run, of the right kind, from before it, answered once
-    unheard             a run does not end well or badly with a request to go on unheard; it is cancelled only if asked
+    unheard             a run does not end well or badly with a request to go on unheard; it is cancelled only if asked, and,
+                        once it was started, only if its journal says when it heard of that
+    asleep              a run that waits for a moment has one that wakes it
 6. Every fact is a row.
     state               a run's state and what it ended with agree
     try-order           no try comes after its step's entry
@@ -52,10 +56,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -93,13 +99,15 @@ RULES: Final = (
     ),
     *("linear", "timer"),
     *("writers", "after-the-end", "leased"),
-    *("letter", "unheard"),
+    *("letter", "unheard", "asleep"),
     *("state", "try-order", "orphan", "lost-start", "lost-entry", "lost-end", "lost-letter", "call-of-nobody"),
 )
 """Their names, in the order of this page."""
 
 _ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.CONTINUED})
 _LETTER_OF: Final[dict[str, str]] = {Kind.STEP: MailKind.RESOLVE, Kind.REWIND: MailKind.RETRY}
+_MOMENTS: Final = frozenset({"start", "timer", "retry"})
+_CALLED: Final = frozenset({Effect.IDEMPOTENT, Effect.IRREVERSIBLE})
 _UNDO: Final = "~undo:"
 
 
@@ -156,8 +164,9 @@ class _Ended:
     seq: int
     attempt: int
     outcome: str
+    digest: str | None
     recorded_at: int
-    keyed: bool
+    idempotency_key: str | None
     aside_at: int | None = None  # when a rewind set it aside
 
 
@@ -173,6 +182,7 @@ class _Journal:
     seen: set[tuple[int, str]] = field(default_factory=set)  # of the entries that were acknowledged
     heard: int = 0  # the last request to go on that has its rewind
     rewinds: int = 0
+    cancels: int = 0
     writers: int = 0
     length: int = 0
 
@@ -307,6 +317,7 @@ def _takes_place(entry: EntryRow, here: str, journal: _Journal) -> _Said:
         for ended in (one for many in journal.ended.values() for one in many):
             if ended.seq >= entry.to_seq and ended.aside_at is None:
                 ended.aside_at = entry.recorded_at
+    journal.cancels += entry.kind == Kind.CANCEL
     before = journal.live.get(entry.key)
     if before is not None:
         yield "key-once", f"{here} stands beside entry {before}, which has the same key"
@@ -316,19 +327,31 @@ def _takes_place(entry: EntryRow, here: str, journal: _Journal) -> _Said:
             "reuse",
             f"{here} repeats the result of entry {entry.reuses}, which no rewind set aside, or which is another step's",
         )
+    if not entry.repeats:
+        yield "reuse", f"{here} is said to repeat the result of entry {entry.reuses}, and has another one"
     if entry.kind != Kind.STEP:
         return
     if entry.key.startswith(_UNDO):
         done = [e for e in journal.ended.get(entry.key.removeprefix(_UNDO), ()) if e.outcome == Outcome.OK]
         if not done:
             yield "undo", f"{here} undoes a step that has no result"
-    ended = _Ended(entry.seq, entry.attempt, entry.outcome, entry.recorded_at, entry.idempotency_key is not None)
     if entry.reuses is None:
-        journal.ended.setdefault(entry.key, []).append(ended)
+        yield from _anew(entry, here, journal)
     if entry.idempotency_key is not None:
         other = journal.keys.setdefault(entry.idempotency_key, entry.key)
         if other != entry.key:
             yield "one-key", f"{here} has the idempotency key of step {other}"
+
+
+def _anew(entry: EntryRow, here: str, journal: _Journal) -> _Said:
+    known = journal.ended.setdefault(entry.key, [])
+    last = known[-1] if known else None
+    aside = last is not None and last.aside_at is not None and last.outcome == Outcome.OK and entry.mailbox_id is None
+    if last is not None and aside and entry.digest is not None and entry.digest == last.digest:
+        yield "reuse", f"{here} has run again, with the input with which entry {last.seq} has its result"
+    known.append(
+        _Ended(entry.seq, entry.attempt, entry.outcome, entry.digest, entry.recorded_at, entry.idempotency_key)
+    )
 
 
 # ---------------------------------------------------------------------- the run
@@ -345,6 +368,8 @@ def _state(run: RunRecord, journal: _Journal) -> _Said:
         yield "state", f"it is {run.state}, and has an output"
     if run.started_at is None and (run.intents or run.tries):
         yield "state", "it was never started, and has intents or tries"
+    if run.asleep and run.waiting_for in _MOMENTS:
+        yield "asleep", f"it waits for {run.waiting_for}, and no moment is set at which it goes on"
     if not run.worker_known:
         yield "leased", f"its worker {run.worker} is not among the workers"
 
@@ -356,6 +381,8 @@ def _heard(run: RunRecord, journal: _Journal) -> _Said:
                 yield "unheard", f"it {run.state}, and the request to go on (letter {letter.id}) has no rewind"
     if run.state == State.CANCELLED and not any(letter.kind == MailKind.CANCEL for letter in run.letters):
         yield "unheard", "it is cancelled, and nobody asked for that"
+    if run.state == State.CANCELLED and run.started_at is not None and not journal.cancels:
+        yield "unheard", "it was started and is cancelled, and its journal does not say that it heard of that"
 
 
 def _tries(tries: Iterable[TryRow], journal: _Journal) -> _Said:
@@ -395,6 +422,7 @@ def _intents(run: RunRecord, journal: _Journal, letters: dict[int, LetterRow]) -
         elif doubted and run.state in (State.SUCCEEDED, State.FAILED):
             yield "open-intent", f"it {run.state}, and a person is still asked about {here}"
         yield from _entry_of(run, journal, intent, here)
+        yield from _key_of(journal, intent, here)
         if intent.word is not None and (not intent.word.isdigit() or letters.get(int(intent.word)) is None):
             yield "letter", f"{here} names letter {intent.word}, and the run has none of that number"
         again = before is not None and before.key == intent.key and before.state != IntentState.NOT_LANDED
@@ -424,6 +452,21 @@ def _entry_of(run: RunRecord, journal: _Journal, intent: IntentRow, here: str) -
         yield "undo", f"{here} is {intent.state}, and {'an' if undone else 'no'} entry undoes it"
 
 
+def _key_of(journal: _Journal, intent: IntentRow, here: str) -> _Said:
+    other = journal.keys.setdefault(intent.idempotency_key, intent.key)
+    if other != intent.key:
+        yield "one-key", f"{here} has the idempotency key of step {other}"
+    for entry in journal.ended.get(intent.key, ()):
+        theirs = entry.attempt == intent.attempt and entry.aside_at is None and intent.effect in _CALLED
+        if theirs and entry.recorded_at < intent.written_at:
+            yield (
+                "entry-of-intent",
+                f"{here} was written {_ago(intent.written_at - entry.recorded_at)} after entry {entry.seq}",
+            )
+        if theirs and entry.idempotency_key not in (None, intent.idempotency_key):
+            yield "one-key", f"{here} has one idempotency key, and entry {entry.seq} of the same attempt another"
+
+
 # ---------------------------------------------------------------------- calls
 
 
@@ -443,16 +486,25 @@ def _calls(run: RunRecord, journal: _Journal, calls: Sequence[Call]) -> _Said:
                 f"step {key} was called {len(made)} times; its tries and the run's claims explain {allowed}",
             )
         for call in made:
-            yield from _in_time(journal, call)
-        if any(call.effect in (Effect.IDEMPOTENT, Effect.IRREVERSIBLE) for call in made):
+            yield from _in_time(run, journal, call)
+        if any(call.effect in _CALLED for call in made):
             yield from _called(journal, key, made, intents)
         yield from _keyed(journal, key, made, intents)
 
 
-def _in_time(journal: _Journal, call: Call) -> _Said:
+def _in_time(run: RunRecord, journal: _Journal, call: Call) -> _Said:
+    if call.at is None:
+        return
+    if run.started_at is None or call.at < run.started_at:
+        before = (
+            "and the run was never"
+            if run.started_at is None
+            else f"{_ago(run.started_at - call.at)} before the run was"
+        )
+        yield "timer", f"step {call.key} was called {before} started"
     for entry in journal.ended.get(call.key, ()):
-        late = call.at is not None and call.at > entry.recorded_at and entry.keyed and entry.outcome != Outcome.TIMEOUT
-        if late and call.at is not None and (entry.aside_at is None or call.at < entry.aside_at):
+        late = call.at > entry.recorded_at and entry.idempotency_key is not None and entry.outcome != Outcome.TIMEOUT
+        if late and (entry.aside_at is None or call.at < entry.aside_at):
             yield (
                 "call-after-entry",
                 f"step {call.key} was called {_ago(call.at - entry.recorded_at)} after entry {entry.seq} was written",
@@ -469,6 +521,11 @@ def _called(journal: _Journal, key: str, made: Sequence[Call], intents: dict[tup
         if intent is None:
             yield "call-without-intent", f"{here} was called, and has no intent"
             continue
+        for effect in {call.effect for call in these if call.effect is not None} - {intent.effect}:
+            yield "call-without-intent", f"{here} was called as {effect}, and its intent says {intent.effect}"
+        early = [intent.written_at - call.at for call in these if call.at is not None and call.at < intent.written_at]
+        if early:
+            yield "call-without-intent", f"{here} was called {_ago(max(early))} before its intent was written"
         if number > 1 and intent.effect == Effect.IRREVERSIBLE:
             yield "two-calls", f"{here} is irreversible, and was called {number} times"
         known = [call.did for call in these if call.did is not None]
@@ -504,6 +561,26 @@ def _ago(microseconds: int) -> str:
 # ---------------------------------------------------------------------- the command
 
 
+_OF_CALL: Final[dict[str, Any]] = {
+    "run": UUID,
+    "key": str,
+    "attempt": int,
+    "idempotency_key": str,
+    "effect": Effect,
+    "did": bool,
+    "at": float,
+    "excused": bool,
+}
+_OF_ACKNOWLEDGED: Final[dict[str, Any]] = {
+    "run": UUID,
+    "seq": int,
+    "key": str,
+    "state": State,
+    "letter": MailKind,
+    "number": int,
+}
+
+
 def read_calls(lines: Iterable[str]) -> dict[UUID, list[Call]]:
     """Calls by run, from JSON lines.
 
@@ -512,18 +589,12 @@ def read_calls(lines: Iterable[str]) -> dict[UUID, list[Call]]:
     """
     found: dict[UUID, list[Call]] = {}
     for number, line in enumerate(lines, 1):
-        told = _line(number, line)
-        at = told.get("at")
-        call = Call(
-            _key(number, told),
-            told.get("attempt"),
-            told.get("idempotency_key"),
-            told.get("effect"),
-            told.get("did"),
-            None if at is None else int(float(at) * 1_000_000),
-            bool(told.get("excused")),
-        )
-        found.setdefault(_run(number, told), []).append(call)
+        told = _line(number, line, _OF_CALL)
+        if "key" not in told:
+            raise ValueError(f"line {number} has no key: it is of no step")
+        run, at = told.pop("run"), told.pop("at", None)
+        call = Call(**told, at=None if at is None else int(at * 1_000_000))
+        found.setdefault(run, []).append(call)
     return found
 
 
@@ -535,45 +606,65 @@ def read_acknowledged(lines: Iterable[str]) -> dict[UUID, Acknowledged]:
     """
     found: dict[UUID, Acknowledged] = {}
     for number, line in enumerate(lines, 1):
-        told = _line(number, line)
-        run = found.setdefault(_run(number, told), Acknowledged())
+        told = _line(number, line, _OF_ACKNOWLEDGED)
+        if ("seq" in told) != ("key" in told):
+            raise ValueError(f"line {number}: an entry has both, seq and key")
+        if "number" in told and "letter" not in told:
+            raise ValueError(f"line {number}: number is of a letter, and it names none")
+        run = found.setdefault(told["run"], Acknowledged())
         if "seq" in told:
-            run.entries.append((int(told["seq"]), _key(number, told)))
-        if "state" in told:
-            run.state = str(told["state"])
+            run.entries.append((told["seq"], told["key"]))
+        run.state = told.get("state", run.state)
         if "letter" in told:
-            kind = str(told["letter"])
-            run.letters[kind] = max(run.letters[kind], int(told.get("number", 1)))
+            kind = told["letter"]
+            run.letters[kind] = max(run.letters[kind], told.get("number", 1))
     return found
 
 
-def _line(number: int, line: str) -> dict[str, Any]:
+def _line(number: int, line: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line says; what is null is left out."""
     try:
         told = json.loads(line)
     except ValueError:
         told = None
     if not isinstance(told, dict):
         raise ValueError(f"line {number} is no JSON object: {line.strip()[:80]!r}")
-    return told
+    if unknown := sorted(told.keys() - fields):
+        raise ValueError(f"line {number}: {unknown[0]!r} is none of {', '.join(fields)}")
+    if told.get("run") is None:
+        raise ValueError(f"line {number} has no run")
+    return {name: _value(number, name, value, fields[name]) for name, value in told.items() if value is not None}
 
 
-def _run(number: int, told: dict[str, Any]) -> UUID:
-    try:
-        return UUID(str(told.get("run")))
-    except ValueError:
-        raise ValueError(f"line {number}: run is {told.get('run')!r}, and no run's id") from None
+def _value(number: int, name: str, value: Any, kind: Any) -> Any:
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind in (bool, int, str) and type(value) is kind:
+        return value
+    if kind in (UUID, Effect, State, MailKind) and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    raise ValueError(f"line {number}: {name} is {json.dumps(value)[:80]}, and no {_KINDS[kind]}")
 
 
-def _key(number: int, told: dict[str, Any]) -> str:
-    if not isinstance(told.get("key"), str):
-        raise ValueError(f"line {number}: key is {told.get('key')!r}, and no step's key")
-    return str(told["key"])
+_KINDS: Final[dict[Any, str]] = {
+    UUID: "run's id",
+    str: "text",
+    int: "whole number",
+    float: "moment in seconds",
+    bool: "true or false",
+    Effect: "effect=",
+    State: "state of a run",
+    MailKind: "kind of a letter",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser(
-        "python -m replaykit.testing.checker", description=(__doc__ or "").split("\n\n")[0]
+        "python -m replaykit.testing.checker",
+        description=__doc__,  # with the rules, and what the files hold
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("dsn", metavar="DSN", help="URL of the database")
     parser.add_argument("--schema", default="replaykit", help="the schema that holds replaykit's tables")

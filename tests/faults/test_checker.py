@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from replaykit.testing import checker
 from tests.conftest import Connection, fresh_database, with_database
@@ -94,6 +95,16 @@ PLANTED: list[tuple[str, str, str]] = [
     ("key-once", "two entries of one step", f"update journal set key = 'note' where key = 'note#2' and {of('plain')}"),
     ("reuse", "a result of another step", f"update journal set reuses = 1 where reuses is not null and {of('sent')}"),
     (
+        "reuse",
+        "a repeated result that is another",
+        f"""update journal set output = '"forged"' where reuses is not null and {of("sent")}""",
+    ),
+    (
+        "reuse",
+        "a step that ran again although its result was set aside only",
+        f"update journal set reuses = null where reuses is not null and {of('sent')}",
+    ),
+    (
         "open-intent",
         "an open intent of a run that succeeded",
         f"update intents set state = 'open', resolved_at = null where key = 'charge' and {of('pays')}",
@@ -113,6 +124,11 @@ PLANTED: list[tuple[str, str, str]] = [
         "entry-of-intent",
         "a call that landed without a result",
         INTENT.format(key="'lost'", attempt="1", where=f"key = 'reserve' and {of('pays')}"),
+    ),
+    (
+        "entry-of-intent",
+        "an intent that was written after its entry",
+        f"update intents set written_at = written_at + interval '1 h' where key = 'charge' and {of('pays')}",
     ),
     (
         "second-intent",
@@ -146,6 +162,17 @@ PLANTED: list[tuple[str, str, str]] = [
         "two steps of one key",
         f"update journal set idempotency_key = (select idempotency_key from journal where key = 'note' and {of('plain')})"
         f" where key = 'note#2' and {of('plain')}",
+    ),
+    (
+        "one-key",
+        "an intent of another key than its entry",
+        f"update intents set idempotency_key = 'another' where key = 'charge' and {of('pays')}",
+    ),
+    (
+        "one-key",
+        "two intents of one key",
+        "update intents i set idempotency_key = o.idempotency_key from intents o"
+        f" where i.key = 'charge#3' and o.key = 'charge' and i.run_id = o.run_id and i.{of('pays')}",
     ),
     ("writers", "a second writer", f"update journal set worker = gen_random_uuid() where seq = 2 and {of('plain')}"),
     (
@@ -190,6 +217,12 @@ PLANTED: list[tuple[str, str, str]] = [
         " where key = 'tours'",
     ),
     ("unheard", "a cancel that nobody asked for", f"delete from mailbox where {of('later')}"),
+    (
+        "unheard",
+        "a cancel that the run never heard of",
+        f"delete from journal where kind = 'cancel' and {of('woken')}",
+    ),
+    ("asleep", "a timer that nobody sets", "update runs set available_at = 'infinity' where key = 'asleep'"),
     ("state", "a success without output", f"update payloads set output = null where {of('plain')}"),
     ("state", "a failure without error", f"update payloads set error = null where {of('tours')}"),
     ("state", "a run without payloads", f"delete from payloads where {of('never')}"),
@@ -248,6 +281,21 @@ def unannounced(calls: Lines) -> None:
     call_of(calls, "reserve")["attempt"] = 7
 
 
+def undeclared(calls: Lines) -> None:
+    """An attempt is made as another kind of call than its intent says."""
+    call_of(calls, "reserve")["effect"] = "irreversible"
+
+
+def hasty(calls: Lines) -> None:
+    """An attempt is made before its intent is written."""
+    call_of(calls, "charge")["at"] -= 1
+
+
+def early(calls: Lines) -> None:
+    """A body is called before its run is started."""
+    call_of(calls, "note")["at"] -= 3600
+
+
 def twice(calls: Lines) -> None:
     """An irreversible attempt is called twice."""
     calls.append(dict(call_of(calls, "charge")))
@@ -282,6 +330,9 @@ PLANTED_CALLS: list[tuple[str, Callable[[Lines], None]]] = [
     ("call-after-entry", late),
     ("too-many-calls", many),
     ("call-without-intent", unannounced),
+    ("call-without-intent", undeclared),
+    ("call-without-intent", hasty),
+    ("timer", early),
     ("two-calls", twice),
     ("two-calls", twice_done),
     ("landed-unsaid", undone),
@@ -320,9 +371,83 @@ def test_every_rule_has_a_fault_that_breaks_it() -> None:
     assert all(f"    {rule} " in (checker.__doc__ or "") for rule in checker.RULES)
 
 
-def test_lines_of_json_are_what_it_reads() -> None:
-    """What is not JSON is named with its line."""
-    with pytest.raises(ValueError, match="line 2 is no JSON object: 'x'"):
-        checker.read_calls([json.dumps({"run": str(uuid.uuid4()), "key": "a"}), "x"])
-    with pytest.raises(ValueError, match="line 1: key is None, and no step's key"):
-        checker.read_acknowledged([json.dumps({"run": str(uuid.uuid4()), "seq": 1})])
+def test_help_lists_the_rules_and_what_the_files_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody needs to look into the source."""
+    with pytest.raises(SystemExit):
+        checker.main(["--help"])
+
+    said = capsys.readouterr().out
+    assert all(f"    {rule} " in said for rule in checker.RULES)
+    assert '"letter": "cancel", "number": 1}' in said
+
+
+RUN_ID = str(uuid.uuid4())
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("x", "line 1 is no JSON object: 'x'"),
+        ({"key": "a"}, "line 1 has no run"),
+        ({"run": 3, "key": "a"}, "line 1: run is 3, and no run's id"),
+        ({"run": RUN_ID}, "line 1 has no key"),
+        ({"run": RUN_ID, "key": "a", "did": "yes"}, 'line 1: did is "yes", and no true or false'),
+        ({"run": RUN_ID, "key": "a", "at": float("inf")}, "line 1: at is Infinity, and no moment"),
+        ({"run": RUN_ID, "key": "a", "attempt": True}, "line 1: attempt is true, and no whole number"),
+        ({"run": RUN_ID, "key": "a", "effect": "grave"}, 'line 1: effect is "grave", and no effect='),
+        ({"run": RUN_ID, "key": "a", "effects": "irreversible"}, "line 1: 'effects' is none of run, key, attempt"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_told(line: Any, sentence: str) -> None:
+    """A name that is not known would be a check that is not made."""
+    with pytest.raises(ValueError, match=sentence):
+        checker.read_calls([line if isinstance(line, str) else json.dumps(line)])
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ({"run": RUN_ID, "seq": 1}, "line 2: an entry has both, seq and key"),
+        ({"run": RUN_ID, "seq": 1.5, "key": "a"}, "line 2: seq is 1.5, and no whole number"),
+        ({"run": RUN_ID, "state": "asleep"}, 'line 2: state is "asleep", and no state'),
+        ({"run": RUN_ID, "letter": "love"}, 'line 2: letter is "love", and no kind of a letter'),
+        ({"run": RUN_ID, "number": 2}, "line 2: number is of a letter"),
+    ],
+)
+def test_an_acknowledgement_that_cannot_be_read_is_told(line: dict[str, Any], sentence: str) -> None:
+    """With its line."""
+    with pytest.raises(ValueError, match=sentence):
+        checker.read_acknowledged([json.dumps({"run": RUN_ID}), json.dumps(line)])
+
+
+def test_what_is_null_in_a_line_is_not_said() -> None:
+    """An outside server need not know everything."""
+    ((call,),) = checker.read_calls([json.dumps({"run": RUN_ID, "key": "a", "at": None, "effect": None})]).values()
+
+    assert (call.key, call.at, call.effect, call.excused) == ("a", None, None, False)
+
+
+def test_a_role_that_may_not_read_is_told(copy: Healthy, capsys: pytest.CaptureFixture[str]) -> None:
+    """It could not look: exit code 2, not that of a broken rule."""
+    rows, role = Rows(copy.dsn), f"reader_{uuid.uuid4().hex[:12]}"
+    rows.ask(f"create role {role} login")
+    try:
+        rows.ask(f"grant usage on schema replaykit to {role}")
+        rows.ask(f"grant select on all tables in schema replaykit to {role}")
+        dsn = make_conninfo(copy.dsn, user=role)
+        able = checker.main([dsn])
+        rows.ask(f"revoke select on intents from {role}")
+        blind = checker.main([dsn])
+        rows.ask(f"revoke usage on schema replaykit from {role}")
+        outside = checker.main([dsn])
+    finally:
+        rows.ask(f"drop owned by {role}")
+        rows.ask(f"drop role {role}")
+        rows.close()
+
+    assert (able, blind, outside) == (0, 2, 2)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition("': ")[2] for line in told] == [
+        "permission denied for table intents",
+        "permission denied for schema replaykit",
+    ]
