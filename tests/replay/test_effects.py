@@ -14,7 +14,7 @@ from replaykit.errors import InDoubt, NotJournalable, NotLanded
 from replaykit.replay.answers import Landed, Unknown
 from replaykit.replay.calls import StepInfo, sleep, step, workflow
 from replaykit.replay.driver import Answer, Reconcile
-from replaykit.replay.entries import IntentState, Kind, Observation, State, Unit
+from replaykit.replay.entries import IntentState, Kind, Observation, State, Unit, Verdict
 from replaykit.replay.outcomes import result_outcome
 from tests.replay.drive import echo, other
 from tests.replay.story import SECOND, Again, Began, Story, TimedOut
@@ -754,11 +754,32 @@ def test_a_call_in_doubt_that_the_code_no_longer_asks_for_holds_the_run() -> Non
     assert story.play().state is State.HELD
     assert story.reason is not None and "no longer asks for it" in story.reason and "pay at" in story.reason
     assert [b.key for b in story.began] == ["charge"]
+    assert story.states == {"charge": ["unknown"]}
 
     story.resolve("charge", "not_landed")
     assert story.play().result == 1
     assert [b.key for b in story.began] == ["charge", "pay"]
     assert story.states == {"charge": ["not_landed"], "pay": ["landed"]}
+
+
+def test_a_word_from_before_a_retry_does_not_let_new_code_pass_a_call_in_doubt() -> None:
+    """Whoever let it fail did so for the code of that time."""
+
+    @workflow
+    async def pays_by_another_name() -> int:
+        return await step.options(name="pay", effect="irreversible")(echo, 1)
+
+    story = died_in_the_call(pays).play()
+    story.resolve("charge", "fail")
+    assert story.play().state is State.FAILED
+    story.retry()
+    assert story.play().state is State.HELD
+
+    story.retry()
+    story.claim(pays_by_another_name)
+
+    assert story.play().state is State.HELD
+    assert [b.key for b in story.began] == ["charge"]
 
 
 def test_a_run_does_not_end_past_a_call_in_doubt_that_its_code_has_dropped() -> None:
@@ -787,3 +808,50 @@ def test_the_error_of_a_call_in_doubt_outlives_a_drain_in_the_middle_of_the_ques
     with pytest.raises(OSError, match="reset"):
         _ = story.play().result
     assert len(story.began) == 1
+
+
+def test_the_error_of_a_call_that_ends_in_a_drain_is_what_the_next_worker_asks_about() -> None:
+    """It is not taken for the call of a dead worker: not landed, and the error is the step's."""
+    story = Story(pays_and_can_ask, answer=raising(OSError("reset")), says=not_landed)
+    story.until(lambda s: "charge" in s.bodies)
+    assert story.driver is not None
+
+    story.driver.drain(story.now)
+    story.end("charge")
+    story.settle()
+    assert (story.state, story.asked) == (State.PENDING, [])
+
+    with pytest.raises(OSError, match="reset"):
+        _ = story.play().result
+    assert [str(a.error) for a in story.asked] == ["reset"]
+    assert len(story.began) == 1
+
+
+def test_a_drain_in_the_middle_of_a_question_that_a_person_was_asked_leaves_it_to_the_person() -> None:
+    """The call is in doubt since then, and stays so."""
+    story = Story(pays_and_can_ask, answer=raising(OSError("reset"))).play()
+    assert (story.state, story.states) == (State.HELD, {"charge": ["unknown"]})
+
+    story.retry()
+    story.until(lambda s: bool(s.asking))
+    story.asking.clear()
+    assert story.driver is not None
+    story.driver.reconcile_stopped("charge", story.now)
+    story.settle()
+
+    assert (story.state, story.states) == (State.PENDING, {"charge": ["unknown"]})
+
+
+def test_an_intent_that_is_committed_after_a_drain_began_begins_no_body() -> None:
+    """It is closed, for its call was never made."""
+    story = Story(pays)
+    driver = story.claim()
+    unit = driver.next_unit()
+    assert unit is not None and [i.key for i in unit.intents] == ["charge"]
+
+    driver.drain(story.now)
+    story._write_effects(unit)
+    driver.verdict(Verdict.OK, None, story.now)
+    story.settle()
+
+    assert (story.state, story.states, story.began) == (State.PENDING, {"charge": ["not_landed"]}, [])

@@ -289,6 +289,30 @@ def test_what_an_inner_saga_owed_the_outer_one_owes_on() -> None:
     assert begun(story) == ["reserve", "book", "ship", "~undo:book", "~undo:reserve"]
 
 
+def test_what_an_inner_saga_owed_is_undone_in_its_turn() -> None:
+    """Newest first by the journal, however long the inner saga took to end."""
+
+    @workflow
+    async def side_by_side() -> None:
+        async def slowly() -> None:
+            async with saga():
+                await book(echo, 1)
+                await step(echo, 2)
+
+        async with saga():
+            await asyncio.gather(slowly(), reserve(echo, 3))
+            await ship(echo, 4)
+
+    story = Story(side_by_side, answer=failing("ship")).until(lambda s: len(s.bodies) == 2)
+    for ended in ("book", "reserve", "echo"):
+        story.end(next(key for key in story.bodies if key.endswith(ended)))
+        story.settle()
+    story.play()
+
+    undone = [key.rpartition("/")[2].removeprefix("~undo:") for key in begun(story) if "undo" in key]
+    assert undone == ["reserve", "book"]
+
+
 def test_an_inner_saga_undoes_its_own_alone() -> None:
     """What it undid is not undone again by the outer one."""
 
