@@ -2,7 +2,7 @@
 
 The server is the embedded one, shared by all xdist workers; `REPLAYKIT_PG_BIN` tests against another version.
 `pytest --pgbouncer` puts PgBouncer in transaction mode before it: what cannot work then is listed, with its reason, in
-docs/reference/pgbouncer.md, and nothing else is skipped.
+docs/reference/pgbouncer.md, and a run that skips anything else on that account, or not all of that, fails.
 """
 
 from __future__ import annotations
@@ -226,10 +226,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """Make the run's home."""
     if config.getoption("--pgbouncer"):
-        from tests.faults.pgbouncer import find_pgbouncer
+        from tests.faults.listed import Listed
+        from tests.faults.pgbouncer import find_pgbouncer, reasons
 
         if find_pgbouncer() is None:
             raise pytest.UsageError("--pgbouncer: it is not installed (Debian: apt-get install pgbouncer)")
+        if is_controller(config):
+            config.pluginmanager.register(Listed(reasons(), whole=runs_all(config)))
     if is_controller(config):
         os.environ[HOME_VARIABLE] = str(make_open_folder())
 
@@ -238,6 +241,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the run's server and remove its home."""
     if is_controller(config) and (home := os.environ.pop(HOME_VARIABLE, None)):
         remove_home(Path(home))
+
+
+def runs_all(config: pytest.Config) -> bool:
+    """Whether no test was left out by name, mark or place."""
+    narrowed = any(config.getoption(name, None) for name in ("keyword", "markexpr", "deselect", "ignore", "lf"))
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not narrowed
 
 
 def is_controller(config: pytest.Config) -> bool:

@@ -57,16 +57,16 @@ class PgBouncer:
         self._folder.chmod(0o755)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        (self._folder / "users.txt").write_text('"postgres" ""\n')
+        (self._folder / "users.txt").write_text(f'"{self._server["user"]}" ""\n')
         ini = self._folder / "pgbouncer.ini"
         ini.write_text(
             "[databases]\n"
             f"* = host={self._server['host']} port={self._server.get('port') or 5432} user={self._server['user']}\n"
             "[pgbouncer]\n"
             f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
-            f"auth_type = any\nauth_file = {self._folder}/users.txt\n"
+            f"auth_type = trust\nauth_file = {self._folder}/users.txt\nadmin_users = {self._server['user']}\n"
             f"pool_mode = transaction\ndefault_pool_size = {self._pool}\nmax_client_conn = 1000\n"
-            "server_idle_timeout = 10\nautodb_idle_timeout = 10\nserver_reset_query_always = 0\n"
+            "server_idle_timeout = 10\nserver_login_retry = 1\nautodb_idle_timeout = 10\nserver_reset_query_always = 0\n"
             "ignore_startup_parameters = extra_float_digits,options\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._log = (self._folder / "log").open("wb")
@@ -74,8 +74,8 @@ class PgBouncer:
         try:
             eventually(self._answers, "pgbouncer answers")
         except AssertionError as error:
+            self._process.kill()
             error.add_note((self._folder / "log").read_text(errors="replace")[-2000:])
-            self.__exit__(None, None, None)
             raise
         return self
 
@@ -100,10 +100,13 @@ class PgBouncer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ended = self._process.poll()
         self._process.kill()
         self._process.wait()
         self._log.close()
+        said = (self._folder / "log").read_text(errors="replace")[-2000:]
         shutil.rmtree(self._folder, ignore_errors=True)
+        assert ended is None, f"pgbouncer ended by itself ({ended}):\n{said}"
 
     def through(self, dsn: str) -> str:
         """The URL of the same database, by way of the pooler."""

@@ -14,20 +14,9 @@ import threading
 import warnings
 from typing import Any
 
-import psycopg
-
 from replaykit import SyncClient
+from tests.direct import connections
 from tests.runtime.shop import checkout
-
-
-def backends(dsn: str) -> list[int]:
-    """The server processes of clients on this database."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        rows = connection.execute(
-            "select pid from pg_stat_activity where application_name = 'replaykit:client'"
-            " and datname = current_database() order by pid"
-        )
-        return [row[0] for row in rows]
 
 
 def child(client: SyncClient, dsn: str) -> dict[str, Any]:
@@ -54,9 +43,9 @@ def main(dsn: str, what: str) -> None:
     waiting = client.options(key="awaited").start(checkout, "parent")
     if what == "awaiting":  # a connection in the middle of something, a task that holds all of the client's
         threading.Thread(target=waiting.result, daemon=True).start()
-        while len(backends(dsn)) < 2:
+        while len(connections(dsn)) < 2:
             pass
-    before = backends(dsn)
+    before = connections(dsn)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -65,16 +54,16 @@ def main(dsn: str, what: str) -> None:
     os.close(writer)
     _, status = os.waitpid(pid, 0)
     of_child = json.loads(os.read(reader, 10_000))
-    after = backends(dsn)
+    after = connections(dsn)
     handle = client.start(checkout, "parent")
     print(
         json.dumps(
             {
                 "child": of_child,
                 "child's exit": status,
-                "connections kept": set(before) <= set(after),
+                "connections kept": before <= after,
                 "parent goes on": handle.created and client.handle("awaited").info().state == "pending",
-                "same connections": set(before) <= set(backends(dsn)),
+                "same connections": before <= connections(dsn),
             }
         )
     )

@@ -37,7 +37,7 @@ from replaykit.runtime import starts, watcher
 from replaykit.runtime.client import _Session
 from replaykit.runtime.ids import new_id, uuid7
 from replaykit.runtime.target import Target
-from tests.direct import direct
+from tests.direct import connections, direct, hang_up
 from tests.runtime.shop import CardDeclined, Receipt, checkout, nap, stuck, total
 
 pytestmark = pytest.mark.anyio
@@ -82,14 +82,6 @@ def end(sql: psycopg.Connection[tuple[Any, ...]], run_id: uuid.UUID, output: str
         " where id = %s",
         (run_id,),
     )
-
-
-def backends(sql: psycopg.Connection[tuple[Any, ...]]) -> list[int]:
-    """The server processes of clients on this database."""
-    rows = sql.execute(
-        "select pid from pg_stat_activity where application_name = 'replaykit:client' and datname = current_database()"
-    )
-    return [row[0] for row in rows]
 
 
 async def eventually(fact: Any, what: str) -> Any:
@@ -183,12 +175,13 @@ async def test_a_refused_row_fails_only_its_own_start(session: _Session) -> None
     assert [isinstance(outcome, Exception) for outcome in outcomes] == [False, True, False]
 
 
-async def test_a_start_survives_a_lost_connection(client: Client, sql: psycopg.Connection[tuple[Any, ...]]) -> None:
+async def test_a_start_survives_a_lost_connection(
+    dsn: str, client: Client, sql: psycopg.Connection[tuple[Any, ...]]
+) -> None:
     """The server ends the client's sessions; the next start connects anew."""
 
     await client.start(checkout, "visa")
-    for pid in backends(sql):
-        sql.execute("select pg_terminate_backend(%s, 10000)", (pid,))
+    hang_up(dsn)
     handle = await client.start(checkout, "visa")
 
     assert handle.created
@@ -254,11 +247,11 @@ async def test_a_start_that_is_cancelled_while_its_key_is_held_starts_nothing(
 
     with held_keys(dsn, "held") as other:
         await client.start(checkout, "visa")
-        alone = len(backends(sql))
+        alone = len(connections(dsn))
         keyed = asyncio.create_task(client.options(key="held").start(checkout, "visa"))
-        await eventually(lambda: len(backends(sql)) > alone, "the lane's connection")
+        await eventually(lambda: len(connections(dsn)) > alone, "the lane's connection")
         keyed.cancel()
-        await eventually(lambda: len(backends(sql)) == alone, "its end")
+        await eventually(lambda: len(connections(dsn)) == alone, "its end")
         other.rollback()
     await client.start(checkout, "visa")
 
@@ -569,23 +562,23 @@ async def test_a_handle_by_key_learns_its_id(client: Client) -> None:
 
 
 async def test_many_results_are_awaited_on_one_connection(
-    client: Client, sql: psycopg.Connection[tuple[Any, ...]]
+    dsn: str, client: Client, sql: psycopg.Connection[tuple[Any, ...]]
 ) -> None:
     """Fifty awaited runs, two connections; none is held by a handle afterwards."""
 
     handles = await asyncio.gather(*(client.start(nap, n) for n in range(50)))
     waiting = asyncio.gather(*(handle.result(timeout=30) for handle in handles))
     await asyncio.sleep(0)
-    await eventually(lambda: len(backends(sql)) == 2, "the watcher's connection")
+    await eventually(lambda: len(connections(dsn)) == 2, "the watcher's connection")
     for handle in handles:
         end(sql, handle.id)
 
     assert await waiting == ["done"] * 50
-    assert len(backends(sql)) == 2
+    assert len(connections(dsn)) == 2
 
 
 async def test_a_hint_ends_the_wait_at_once(
-    client: Client, sql: psycopg.Connection[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    dsn: str, client: Client, sql: psycopg.Connection[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without polling: the pause would be an hour."""
 
@@ -593,7 +586,7 @@ async def test_a_hint_ends_the_wait_at_once(
     monkeypatch.setattr(watcher, "WATCH_PAUSE_SECONDS_MAX", 3600)
     handle = await client.start(nap, 1)
     task = asyncio.create_task(handle.result(timeout=20))
-    await eventually(lambda: len(backends(sql)) == 2, "the watcher's connection")
+    await eventually(lambda: len(connections(dsn)) == 2, "the watcher's connection")
     end(sql, handle.id)
 
     async def hint() -> None:
@@ -605,21 +598,22 @@ async def test_a_hint_ends_the_wait_at_once(
     assert task.result() == "done"
 
 
-async def test_a_wait_survives_a_lost_connection(client: Client, sql: psycopg.Connection[tuple[Any, ...]]) -> None:
+async def test_a_wait_survives_a_lost_connection(
+    dsn: str, client: Client, sql: psycopg.Connection[tuple[Any, ...]]
+) -> None:
     """The server ends the sessions while a result is awaited; the watcher connects anew and looks again."""
 
     handle = await client.start(nap, 1)
     task = asyncio.create_task(handle.result(timeout=30))
-    await eventually(lambda: len(backends(sql)) == 2, "the watcher's connection")
-    for pid in backends(sql):
-        sql.execute("select pg_terminate_backend(%s, 10000)", (pid,))
+    await eventually(lambda: len(connections(dsn)) == 2, "the watcher's connection")
+    hang_up(dsn)
     end(sql, handle.id)
 
     assert await task == "done"
 
 
 async def test_behind_a_pooler_results_come_by_polling(
-    client: Client, sql: psycopg.Connection[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    dsn: str, client: Client, sql: psycopg.Connection[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing listens there."""
 
@@ -633,7 +627,7 @@ async def test_behind_a_pooler_results_come_by_polling(
     monkeypatch.setattr(Database, "connect", pooled)
     handle = await client.start(nap, 1)
     task = asyncio.create_task(handle.result(timeout=30))
-    await eventually(lambda: len(backends(sql)) == 2, "the watcher's connection")
+    await eventually(lambda: len(connections(dsn)) == 2, "the watcher's connection")
     end(sql, handle.id)
 
     assert await task == "done"
@@ -666,11 +660,11 @@ async def test_a_closed_client_has_no_connection_and_opens_again(
     """`aclose` ends what was open; the next use opens."""
 
     client = Client(dsn)
-    assert backends(sql) == []
+    assert connections(dsn) == set()
     await client.start(checkout, "visa")
-    assert len(backends(sql)) == 1
+    assert len(connections(dsn)) == 1
     await client.aclose()
-    await eventually(lambda: backends(sql) == [], "no connection")
+    await eventually(lambda: connections(dsn) == set(), "no connection")
     await client.start(checkout, "visa")
     await client.aclose()
 

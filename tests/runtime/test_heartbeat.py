@@ -26,7 +26,7 @@ from replaykit.postgres import leases
 from replaykit.postgres.database import Database
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, EXIT_LOOP_STUCK, Heartbeat
-from tests.direct import direct
+from tests.direct import direct, hang_up
 from tests.runtime.facts import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,11 +184,7 @@ def test_a_lost_connection_is_made_again_and_takes_the_permission_to_reap(dsn: s
     with beating(dsn, 2.0) as one:
         eventually(one.heartbeat.may_reap, "it may reap")
 
-        ask(
-            dsn,
-            "select count(pg_terminate_backend(pid)) from pg_stat_activity"
-            " where datname = current_database() and application_name = 'replaykit:beating'",
-        )
+        hang_up(dsn, "replaykit:beating")
 
         eventually(lambda: not one.heartbeat.may_reap(), "it may not")
         eventually(one.heartbeat.may_reap, "it may again")

@@ -36,7 +36,7 @@ from replaykit import (
     workflow,
 )
 from replaykit.replay.calls import Workflow
-from tests.direct import direct
+from tests.direct import connections, direct
 from tests.runtime.facts import eventually
 from tests.runtime.shop import CardDeclined, Receipt, checkout, nap
 
@@ -199,7 +199,7 @@ def test_values_are_encoded_in_the_callers_thread(client: SyncClient) -> None:
     assert set(SERIALIZED_IN) == {threading.current_thread()}
 
 
-def test_many_threads_share_a_client(client: SyncClient, sql: Sql) -> None:
+def test_many_threads_share_a_client(dsn: str, client: SyncClient, sql: Sql) -> None:
     """Their starts share commits, over one connection."""
 
     with ThreadPoolExecutor(16) as threads:
@@ -209,11 +209,7 @@ def test_many_threads_share_a_client(client: SyncClient, sql: Sql) -> None:
     assert rows is not None
     assert rows[0] == len({handle.id for handle in handles}) == 200
     assert rows[1] < 200
-    connections = sql.execute(
-        "select count(*) from pg_stat_activity"
-        " where datname = current_database() and application_name = 'replaykit:client'"
-    )
-    assert connections.fetchone() == (1,)
+    assert len(connections(dsn)) == 1
 
 
 # --- whatever else goes on in its process -----------------------------------------------------------------------------

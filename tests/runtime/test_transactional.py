@@ -35,7 +35,7 @@ from replaykit import (
 from replaykit.postgres.database import Database
 from replaykit.postgres.transaction import Connections
 from tests.crash.rows import Rows
-from tests.direct import direct
+from tests.direct import connections, direct
 from tests.postgres.pooler import Pooler
 from tests.runtime.shop import nap
 from tests.runtime.working import fact, outcome, working
@@ -373,7 +373,7 @@ async def test_a_body_that_asks_for_no_connection_is_recorded_as_any_other(dsn: 
 
     assert result == 1
     assert [e.outcome for e in rows.entries(handle.id)] == ["ok"]
-    assert rows.ask(f"select 1 from pg_stat_activity where {OURS}") == []
+    assert connections(dsn, "replaykit:step") == set()
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ async def test_a_body_that_raises_leaves_nothing_but_its_error(dsn: str, rows: R
     assert orders(rows) == []
     assert [e.outcome for e in rows.entries(handle.id)] == ["error"]
     assert calls(handle, body) == 1
-    assert rows.ask(f"select 1 from pg_stat_activity where {OURS}") == []
+    assert connections(dsn, "replaykit:step") == set()
 
 
 async def improves(enough: int) -> int:
@@ -830,8 +830,9 @@ async def loses_its_connection(what: str) -> int:
     conn = await step.current().connection()
     await conn.execute(ORDER, (what, 1))
     if begun() == 1:
+        mine = await (await conn.execute("select pg_backend_pid()")).fetchone()
         async with await psycopg.AsyncConnection.connect(conn.info.dsn, autocommit=True) as other:
-            await other.execute("select pg_terminate_backend(%s)", (conn.info.backend_pid,))
+            await other.execute("select pg_terminate_backend(%s)", mine)
     await conn.execute(ORDER, (what, 2))
     return 1
 

@@ -23,7 +23,7 @@ from replaykit import (
     workflow,
 )
 from replaykit.replay.entries import State
-from tests.direct import direct
+from tests.direct import direct, hang_up
 from tests.postgres.store import PATIENCE_SECONDS
 from tests.runtime.shop import checkout, nap
 
@@ -183,13 +183,10 @@ async def test_who_asks_is_text(client: Client, by: Any) -> None:
     assert (await handle.info()).state == "pending"
 
 
-async def test_a_request_survives_a_lost_connection(client: Client, sql: Sql) -> None:
+async def test_a_request_survives_a_lost_connection(dsn: str, client: Client, sql: Sql) -> None:
     """It is sent again."""
     handle = await client.start(nap, 1)
-    sql.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname ="
-        " current_database()"
-    )
+    hang_up(dsn)
 
     assert await handle.cancel() is State.CANCELLED
 

@@ -31,7 +31,7 @@ from replaykit import (
 )
 from replaykit.replay.entries import State
 from replaykit.replay.keys import idempotency_key
-from tests.direct import direct
+from tests.direct import direct, hang_up
 from tests.postgres.store import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -290,14 +290,11 @@ async def test_any_text_comes_as_it_was_given(client: Client, worker: Worker, sq
     assert await handle.result(timeout=PATIENCE_SECONDS) == Receipt(card, 0)
 
 
-async def test_a_word_survives_a_lost_connection(client: Client, sql: Sql) -> None:
+async def test_a_word_survives_a_lost_connection(dsn: str, client: Client, sql: Sql) -> None:
     """It is sent again."""
     handle = await after_a_death(client, sql)
     sql.execute("update runs set state = 'held', reason = 'why'")
-    sql.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname ="
-        " current_database()"
-    )
+    hang_up(dsn)
 
     assert await handle.resolve("charge", NotLanded()) is State.PENDING
     assert sql.execute("select count(*) from mailbox").fetchone() == (1,)
