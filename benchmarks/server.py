@@ -31,7 +31,7 @@ def server() -> Iterator[str]:
         home = Path(folder) / "pg"
         with EmbeddedPostgres(home, linger=0.0) as dsn:
             yield dsn
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300  # what a million runs have left is written down first
         while (home / "server.json").exists() and time.monotonic() < end:
             time.sleep(0.05)
 
