@@ -60,6 +60,9 @@ matrix: ## core, journals, client, scenarios and 1,000 schedules under Python 3.
 slow: $(VENV)/.develops ## the tests marked slow: many kills, minutes rather than seconds
 	@$(PY) -m pytest -m slow $(ARGS)
 
+pgbouncer: $(VENV)/.develops ## the tests by way of PgBouncer in transaction mode (Debian's package), the slow ones too: what is skipped is what the docs list
+	@$(PY) -m pytest -n $(WORKERS) --pgbouncer $(ARGS)
+
 # Some faults need root (a small disk) or Debian's packages libfaketime and pgbouncer; what cannot be done is told.
 soak: $(VENV)/.develops ## MINUTES=10 SEED=: all faults at random over a mix of runs, the checker at the end; RECORD=1 writes the page
 	@$(PY) -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record) $(ARGS)
@@ -108,4 +111,4 @@ $(PY):
 	done; \
 	echo "make: no Python >= 3.11 with venv and ensurepip found (tried: $(PYTHONS))" >&2; exit 1
 
-.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix slow soak faults crash docs clean
+.PHONY: help demo test check fmt fmt-check lint types bench simulate matrix slow pgbouncer soak faults crash docs clean

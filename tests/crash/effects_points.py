@@ -103,7 +103,7 @@ def _write(path: Path, text: str) -> None:
 
 def install() -> None:
     """Put the points into this process's writer and executor."""
-    from replaykit.postgres.transaction import Transaction
+    from replaykit.postgres.transaction import Transaction, _say
     from replaykit.runtime import writer
     from replaykit.runtime.executor import Executor
 
@@ -129,14 +129,15 @@ def install() -> None:
     async def _commit(self: Transaction, unit: Unit) -> Any:
         key = str(unit.within)
         reach(Point.BEFORE_RECORD, key)
-        server_pid = self.pgconn.backend_pid
         lost, unanswered = _wanted(Point.COMMIT_LOST, key), _wanted(Point.COMMIT_UNANSWERED, key)
         if lost or unanswered:
+            # Behind a pooler the connection's own pid is nobody's, and the process goes on to serve others.
+            here = (await _say(self._owner, "select pg_backend_pid(), now()"))[-1]
             with socket.socket(fileno=os.dup(self.pgconn.socket)) as wire:
                 wire.shutdown(socket.SHUT_RDWR if lost else socket.SHUT_RD)
         outcome = await commit(self, unit)
         if unanswered:  # a worker that looks before the server has got to the commit rightly runs the body again
-            await _gone(self._connections.database, server_pid)
+            await _over(self._connections.database, here.get_value(0, 0), here.get_value(0, 1))
         if outcome.verdict is Verdict.OK:
             reach(Point.RECORDED, key)
         return outcome
@@ -146,14 +147,13 @@ def install() -> None:
     Transaction.commit = _commit  # type: ignore[method-assign]
 
 
-async def _gone(database: Database, server_pid: int) -> None:
-    """Wait until that process of the server's has ended, with all that it was sent."""
+async def _over(database: Database, pid: bytes | None, began: bytes | None) -> None:
+    """Wait until that process of the server's is done with the transaction that began then."""
+    assert pid is not None and began is not None
+    there = "select from pg_stat_activity where pid = %s::int and xact_start = %s::timestamptz"
     looker, _ = await database.connect_plain()
     async with looker:
-        while (
-            await (await looker.execute("select from pg_stat_activity where pid = %s", [server_pid])).fetchone()
-            is not None
-        ):
+        while await (await looker.execute(there, [pid.decode(), began.decode()])).fetchone() is not None:
             await looker.rollback()  # what a transaction has seen of it once, it sees again
 
 

@@ -66,7 +66,7 @@ class PgBouncer:
             f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {self._folder}/users.txt\nadmin_users = {self._server['user']}\n"
             f"pool_mode = transaction\ndefault_pool_size = {self._pool}\nmax_client_conn = 1000\n"
-            "server_idle_timeout = 10\nserver_login_retry = 1\nautodb_idle_timeout = 10\nserver_reset_query_always = 0\n"
+            "server_idle_timeout = 10\nserver_login_retry = 1\nserver_reset_query_always = 0\n"
             "ignore_startup_parameters = extra_float_digits,options\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._log = (self._folder / "log").open("wb")

@@ -112,7 +112,7 @@ def test_behind_a_pooler_everything_runs_and_nothing_is_prepared(store: Store) -
         bounds = runs.claim(queue="default", workflows=["wf"], worker=store.worker, token=token)
         assert runs.parse_claim(await connection.run_all(bounds), token) == []
 
-    with Pooler(store.database.dsn) as pooled:
+    with Pooler(direct(store.database.dsn)) as pooled:
         on_connection(pooled, work)
         sync = Database(pooled).connect_sync()
         assert sync.pooled

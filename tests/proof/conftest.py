@@ -12,6 +12,7 @@ import pytest
 from replaykit import Workflow
 from replaykit.testing import CrashReport, Nursery, checker, crash_everywhere
 from tests.conftest import Connection, fresh_database, with_database
+from tests.direct import direct
 from tests.proof.own_flows import TABLE
 
 
@@ -23,11 +24,13 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def proof_dsn(server_dsn: str, server_connection: Connection, template_database: str) -> Iterator[str]:
+def proof_dsn(
+    server_dsn: str, server_connection: Connection, template_database: str, through: Callable[[str], str]
+) -> Iterator[str]:
     """A database with a table of its user's. What all runs leave in it is checked once they are over."""
     with fresh_database(server_connection, template_database) as name:
-        dsn = with_database(server_dsn, name)
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        dsn = through(with_database(server_dsn, name))
+        with psycopg.connect(direct(dsn), autocommit=True) as connection:
             connection.execute(TABLE.encode())
         yield dsn
         assert checker.main([dsn]) == 0
@@ -38,7 +41,7 @@ def crash(proof_dsn: str, nursery: Nursery) -> Callable[..., CrashReport]:
     """`crash_everywhere` on that database; rows that a run's bodies have written there are compared too."""
 
     def rows_of(run: UUID) -> dict[str, int]:
-        with psycopg.connect(proof_dsn) as connection:
+        with psycopg.connect(direct(proof_dsn)) as connection:
             found = connection.execute("select what, count(*) from public.booked where run = %s group by what", [run])
             return dict(sorted(found.fetchall()))
 

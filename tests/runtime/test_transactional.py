@@ -966,7 +966,7 @@ async def test_a_drained_worker_rolls_back_what_has_not_ended(dsn: str, rows: Ro
 
 async def test_through_a_pooler_too(dsn: str, rows: Rows) -> None:
     """Which gives a connection to whoever begins a transaction: nothing is prepared, nothing is kept."""
-    with Pooler(dsn) as pooled:
+    with Pooler(direct(dsn)) as pooled:
         _, result = await run(pooled, place, "over_committed_session", "ink", 3)
 
     assert isinstance(result, int)
