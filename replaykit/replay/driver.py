@@ -26,40 +26,34 @@ out before the entries delivered before it was requested are committed, but call
 unit once sent is not re-cut. What is due is delivered before newly requested commands are carried out.
 
 The body of a step with an effect begins once its intent is committed; the intent may share the unit of the entries that led to
-it. A call that may have landed is asked about before anything else is made of it (`effects.py`).
+it. A call that may have landed is asked about before anything else is made of it.
+
+A driver is built in three floors, a file each. `recorder.py`: the entries, and what the code asks for when it is told of them;
+`settler.py`: what is made of calls that may have landed; here: what happens when, and what is sent. Each knows those below.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from replaykit.errors import InDoubt
-from replaykit.limits import BATCH_ENTRIES_MAX, RETRY_WAIT_SECONDS_MAX, Settings
-from replaykit.replay.codec import misfit as unfit
-from replaykit.replay.effects import Answer, Doubt, Effects, failure, misfit
+from replaykit.limits import BATCH_ENTRIES_MAX, Settings
+from replaykit.replay.actions import Action, CancelBody, StartBody, Withdraw
+from replaykit.replay.doubts import Answer
 from replaykit.replay.entries import (
-    FOREVER_US,
-    Attempt,
     Change,
     ClaimedRun,
     Closing,
-    Effect,
     Entry,
     Finish,
     Hold,
-    Intent,
     IntentState,
     Kind,
     Mail,
     Observation,
-    Outcome,
     Park,
     Release,
     State,
@@ -67,35 +61,13 @@ from replaykit.replay.entries import (
     Verdict,
 )
 from replaykit.replay.execution import Execution
-from replaykit.replay.failures import decode_error, encode_error, error_summary
-from replaykit.replay.jsontext import head, merged
-from replaykit.replay.keys import IdempotencyKeys
-from replaykit.replay.letters import Letters
-from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
-from replaykit.replay.requests import CallStep, CancelStep, Command
-from replaykit.replay.rewinds import Rewinds
-from replaykit.replay.signature import GROWN_CHARS_MIN, GrowingInputs, same_input
-from replaykit.replay.tries import Tries
+from replaykit.replay.outcomes import BodyOutcome
+from replaykit.replay.requests import CallStep, CancelStep
+from replaykit.replay.settler import Settler
 
-__all__ = [
-    "Action",
-    "Answer",
-    "BodyOutcome",
-    "CancelBody",
-    "Driver",
-    "Letters",
-    "Phase",
-    "Reconcile",
-    "StartBody",
-    "Withdraw",
-    "error_outcome",
-    "result_outcome",
-    "timeout_outcome",
-]
+__all__ = ["Driver", "Phase"]
 
 _TIMERS_PER_TURN: Final = 1_000  # a callback that re-arms itself in the past must not keep the writer from its turn
-_UNDECODED: Final = object()
-_INPUT_CHARS_LITTLE: Final = 250  # nothing shorter is the record of an input that grew, nor what one grew from
 
 
 class Phase(StrEnum):
@@ -108,61 +80,14 @@ class Phase(StrEnum):
     BROKEN = "broken"  # this worker's, to be held at once: the journal or the database refused a unit for good
 
 
-@dataclass(slots=True)  # not frozen, as CancelBody is: one is made for each step, and that takes four times as long
-class StartBody:
-    """Run the body of this call.
-
-    `attempt` counts for the whole life of the run; `tries`, `first_at` and `idle_seconds` are what `retry=` is asked with:
-    since the step's budget began, this try included (`first_at` None: with this one). `written_at` is its intent's.
-    """
-
-    call: CallStep
-    attempt: int = 1
-    tries: int = 1
-    first_at: int | None = None
-    idle_seconds: float = 0.0
-    written_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CancelBody:
-    """The code has given up this call: stop its body if that can be done; its outcome no longer counts."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """The code has given up a call with an effect. If its body has not begun, say so (`body_unbegun`); else it goes on."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reconcile:
-    """Ask the step's `reconcile=` whether the call of that attempt landed.
-
-    `error` is what the attempt ended with; None: its worker died.
-    """
-
-    call: CallStep
-    attempt: int
-    written_at: int
-    error: BaseException | None = None
-
-
-Action = StartBody | CancelBody | Withdraw | Reconcile
-"""What the executor is asked to do."""
-
-
-class Driver:
+class Driver(Settler):
     """Drives one claimed run.
 
     Args:
         run: as claimed.
         execution: of its workflow, not started yet.
         new_id: makes write ids (chance is an argument).
-        settings: `evict_after_seconds`, `input_bytes_max`.
+        settings: `evict_after_seconds`, `input_bytes_max`, `payload_bytes_max`.
         again: the run's journal is read again within one claim: its code has run up to here before.
     """
 
@@ -175,82 +100,20 @@ class Driver:
         settings: Settings,
         again: bool = False,
     ) -> None:
-        self.run = run
-        self.execution = execution
+        super().__init__(run, execution, settings, again=again)
         self.phase = Phase.ACTIVE
         self.words: str | None = None  # why it is BROKEN
         self.change: Change | None = None  # what made it OVER
-        self.in_flight: dict[str, CallStep] = {}
-        self.unit: Unit | None = None
-        self._kept: dict[str, tuple[str, BodyOutcome]] = {}
-        self._letters = Letters(run.mail)
-        self._rewinds = Rewinds(run.rewinds, self._letters.accept_inputs_to)
-        self._rewound = bool(run.rewinds)
-        self._rewound_at = 0
-        self._tries = Tries(run.attempts)
-        self._effects = Effects.of(run.intents, run.observations) if run.intents or run.observations else Effects()
-        self._given_up: list[CallStep] = []  # calls with an effect whose bodies have not begun
-        self._within: set[str] = set()  # steps whose entries, not sent yet, their bodies' transactions are to commit
-        self._unknown: list[str] = []  # sentences for a person
-        self._doubt_wakes = 0
-        self._settings = settings
-        self._in_doubt = False  # held because of a call that may have landed, or of an undoing that failed
+        self._new_id = new_id
+        self._evict_after = int(settings.evict_after_seconds * 1_000_000)
+        self._committed = 0
+        self._noted = False
         self._rewinding = False
         self._untold = False
-        self._last_error_seq = 0
-        execution.replaying = again or run.claims > 1
-        execution.accept_inputs_to = self._letters.accept_inputs_to
-        self._new_id = new_id
-        self._keys = IdempotencyKeys(run.id)
-        self._evict_after = int(settings.evict_after_seconds * 1_000_000)
-        self._inputs = GrowingInputs(settings.input_bytes_max)
-        self._input_chars_short = min(GROWN_CHARS_MIN - 1, settings.input_bytes_max // 4)  # recorded as they are
-        self._actions: list[Action] = []
-        self._waiting: deque[tuple[Command, int]] = deque()
-        self._asked: dict[str, CallStep] = {}  # calls in it that were not taken back
-        self._entries: list[Entry] = []
-        self._timer_wakes: int | None = None
-        self._last_seq = 0
-        self._committed = 0
-        self._last_at = max(run.started_at, 0)
-        self._now = max(run.started_at, run.floor)
-        self._draining = False
-        self._noted = False
-        self._started = False
+        self._in_doubt = False  # held because of a call that may have landed, or of an undoing that failed
+        self._doubt_wakes = 0
 
     # ------------------------------------------------------------------ events
-
-    def replay(self, entries: Iterable[Entry]) -> None:
-        """Deliver recorded entries, in order. Commands are not carried out: what stays asked for is, by `begin`."""
-        execution = self.execution
-        if not self._started:
-            self._started = True
-            execution.start()
-        checked = self._checked(entries)
-        execution.replay(checked)
-        for _ in checked:  # of a run that is held on the way: its journal's end is still needed
-            pass
-
-    def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        for entry in entries:
-            if entry.seq != self._last_seq + 1:
-                self.execution.hold(f"the journal has a hole: entry {entry.seq} comes after entry {self._last_seq}")
-                return
-            self._last_seq = entry.seq
-            if entry.at > self._last_at:
-                self._last_at = entry.at
-            if entry.input is not None and len(entry.input) > _INPUT_CHARS_LITTLE:
-                whole = self._inputs.whole(entry.name, entry.digest, entry.input)
-                entry = entry if whole is entry.input else replace(entry, input=whole)
-            if entry.mailbox_id is not None:
-                self._letters.answered(entry)
-            if self._rewound and self._rewinds.take(entry):
-                continue
-            if entry.kind == Kind.REWIND:
-                self._rewound_at = entry.at
-            if entry.error is not None:
-                self._last_error_seq = entry.seq
-            yield entry
 
     def begin(self, now: int, *, draining: bool = False) -> None:
         """The whole journal has been replayed: go on from here, or (`draining`) start nothing and hand the run back."""
@@ -260,67 +123,14 @@ class Driver:
         self._committed = self._last_seq
         self._see(now)
         if self._letters.retry_of_failed is not None:
-            self._rewind(self._letters.retry_of_failed)
+            self._rewinding = True  # then the journal is read again
+            self._record_rewind(self._letters.retry_of_failed)
             return
         for command in self.execution.net_commands():
             self._wait(command, self._last_seq)
         if self._effects.known and self.execution.hold_reason is None:
             self._look_for_orphans()
         self._go_on(now)
-
-    def _look_for_orphans(self) -> None:
-        """Calls that may have landed and that the code, having got as far as it was, does not ask for any more: renamed, moved or
-        dropped by a deploy. Nothing goes on before somebody has said what became of them: under another key they would be
-        made again."""
-        asked = self.execution.open
-        for intent in self._effects.unsettled_by_others:
-            if intent.key in asked:
-                continue
-            word = self._letters.word(intent.key, intent.attempt, misfit(intent))
-            if word is not None:
-                letter, body = word
-                state = _STATES.get(str(body.get("word")), IntentState.UNKNOWN)
-                said = Answer(state, None, "", letter.sent_by or "a person", body.get("comment"), letter.id)
-                self._effects.close(
-                    Closing(intent.key, intent.attempt, state, by=said.by, evidence=said.evidence), self._last_seq
-                )
-                continue
-            if intent.state == IntentState.OPEN:
-                unknown = Closing(intent.key, intent.attempt, IntentState.UNKNOWN, resolved=False)
-                self._effects.close(unknown, self._last_seq)
-            now_asks = ", ".join(f"{c.key} at {c.where}" for c in list(asked.values())[:3]) or "nothing"
-            self._unknown.append(
-                f"step {intent.key}: its call may have landed (attempt {intent.attempt}), and the code no longer asks for it "
-                f"but for {now_asks}; let the code ask as it did, or {self._find_out(intent.key)}"
-            )
-
-    def _rewind(self, letter: Mail) -> None:
-        """Set aside what follows the error that the run died of, by an entry of its own; then the journal is read again."""
-        self._rewinding = True
-        self._last_seq += 1
-        self._last_at = max(self._last_at, self._now)
-        self._entries.append(
-            Entry(
-                self._last_seq,
-                f"~rewind#{self._letters.rewinds + 1}" if self._letters.rewinds else "~rewind",
-                "rewind",
-                Kind.REWIND,
-                Outcome.OK,
-                self._last_at,
-                mailbox_id=letter.id,
-                to_seq=self._died_of() or self._last_seq,  # its own: nothing is set aside
-            )
-        )
-
-    def _died_of(self) -> int | None:
-        """The seq of the error that the run died of; None if it was not a step's.
-
-        Of a run that its code does not replay any more nobody can tell: the last error of its journal.
-        """
-        if self.execution.hold_reason is not None:
-            return self._last_error_seq or None
-        ended = self.execution.ended
-        return ended.died_of if ended is not None else None
 
     def body_ended(self, key: str, outcome: BodyOutcome, now: int) -> None:
         """A body that was started has an outcome."""
@@ -368,22 +178,6 @@ class Driver:
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
 
-    def _attempt(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
-        last = self._last_try(call.key)
-        ended_at = max(self._now, outcome.started_at)
-        return Attempt(
-            call.key,
-            self._attempt_of(call),
-            outcome.started_at,
-            ended_at,
-            min(ended_at + math.ceil(min(wait_seconds, RETRY_WAIT_SECONDS_MAX) * 1_000_000), FOREVER_US),
-            last.tries + 1 if last is not None else 1,
-            last.first_at if last is not None else outcome.started_at,
-            last.idle_before_next if last is not None else 0.0,
-            outcome.error or "{}",
-            call.input.digest,
-        )
-
     def thread_ended(self, key: str, now: int) -> None:
         """The thread of a try whose time had run out has ended: the next try may begin."""
         waits = self._tries.waiting.get(key)
@@ -429,13 +223,6 @@ class Driver:
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
 
-    def _unbegin(self, call: CallStep) -> None:
-        intent = self._effects.current(call.key) if call.has_intent else None
-        if intent is not None:
-            self._effects.close_unbegun(intent)
-        if call.effect is not None and call.abandoned:
-            self._given_up.append(call)
-
     def may_begin(self, key: str) -> bool:
         """Whether a body whose start was put off is still wanted. If not, it is forgotten here."""
         execution = self.execution
@@ -473,13 +260,6 @@ class Driver:
         self._draining = True
         if self.phase is Phase.ACTIVE:
             self._go_on(now)
-
-    def _keep_error(self, doubt: Doubt, outcome: BodyOutcome) -> None:
-        """Whoever asks next is to know that the attempt has ended, and with what: else its worker would be taken for dead."""
-        intent = doubt.intent
-        state = intent.state if intent.state == IntentState.UNKNOWN else IntentState.OPEN
-        seen = Closing(intent.key, intent.attempt, state, resolved=False, evidence=failure(outcome))
-        self._effects.close(seen, self._last_seq)
 
     def observe(self, seen: Observation, now: int) -> None:
         """A body told an identifier: it goes into the next unit."""
@@ -567,38 +347,6 @@ class Driver:
                 self._actions.append(CancelBody(key))
         self._draining = old._draining
 
-    def unrecorded(self) -> list[str]:
-        """Keys of steps that have ended here and whose entries do not stand."""
-        return [entry.key for entry in self._standing_by if entry.kind == Kind.STEP]
-
-    @property
-    def _standing_by(self) -> list[Entry]:
-        """Entries that were made and are not known to stand: on their way, or not sent."""
-        return [*(self.unit.entries if self.unit is not None else ()), *self._entries]
-
-    @property
-    def _closing_by(self) -> list[Closing]:
-        """The same of closings."""
-        return [*(self.unit.closings if self.unit is not None else ()), *self._effects.closings]
-
-    def _uncommitted(self) -> Iterator[tuple[Entry, BodyOutcome]]:
-        """Entries of bodies that this driver made and that do not stand, with the outcomes they were made of.
-
-        What is used again, answered by somebody or written by its body's own transaction is found again.
-        """
-        unit = self.unit
-        within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
-        closings = {(c.key, c.attempt): c for c in self._closing_by}
-        for entry in self._standing_by:
-            if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
-                continue
-            closing = closings.get((entry.key, entry.attempt))
-            if entry.key in within or entry.outcome == Outcome.CANCELLED or (closing is not None and closing.by):
-                continue
-            landed = IntentState(closing.state) if closing is not None else None
-            at = entry.started_at or 0
-            yield entry, BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, _UNDECODED, at, landed)
-
     # ------------------------------------------------------------------ what to do
 
     def take_actions(self) -> list[Action]:
@@ -671,19 +419,10 @@ class Driver:
         self._entries = entries[end:]
         return entries[:end], within
 
-    def _withdraw_written(self) -> None:
-        """Bodies that were to begin do not begin in a run that is held or handed back."""
-        for key in list(self._effects.written):
-            self._effects.withdraw(key)
-        for intent in self._effects.lapsed:
-            self._effects.close_unbegun(intent)
-
     def _may_wait(self) -> bool:
         """Whether there is nothing to say before a body ends."""
         execution = self.execution
         return execution.hold_reason is None and execution.ended is None and not self._tries.rows
-
-    # ------------------------------------------------------------------ decisions
 
     def _change(self) -> Change | None:
         execution = self.execution
@@ -721,12 +460,7 @@ class Driver:
         asked = self.execution.open  # a plain call given up is never asked for again, though its body had an outcome
         return any(key in asked and (not asked[key].abandoned or asked[key].effect) for key in self._kept)
 
-    def _see(self, now: int) -> None:
-        """Time as this run sees it: never back, never below the due time it was claimed for."""
-        if now > self._now:
-            self._now = now
-        if self._last_at > self._now:
-            self._now = self._last_at
+    # ------------------------------------------------------------------ what follows from an event
 
     def _go_on(self, now: int) -> None:
         self._see(now)
@@ -744,18 +478,6 @@ class Driver:
         if asked and self.execution.hold_reason is not None:
             self._end_untold()
 
-    def _end_untold(self) -> None:
-        """A request to end, of a run that is held: its code cannot be told, so it ends as asked, once no body runs."""
-        letter = self._letters.cancel
-        if self._in_doubt or self._effects.asking:
-            return  # the next claim tells it
-        if letter is not None and not self.in_flight and not self.execution.may_be_cancelled:
-            for intent in self._effects.open:
-                self._effects.close(Closing(intent.key, intent.attempt, IntentState.UNKNOWN, resolved=False), 0)
-            reason = json.dumps({"untold": self.execution.hold_reason})
-            self._untold = True
-            self._deliver(self._cancel_entry(letter, reason), _UNDECODED)
-
     def _deliver_due(self) -> None:
         """Timers and a request to end, in the order of their own times; a tie goes to the request."""
         if self._draining:
@@ -771,160 +493,6 @@ class Driver:
                 self._deliver_timer(deadline)
             else:
                 return
-
-    def _deliver_timer(self, deadline: int) -> None:
-        n = self.execution.timers_fired + 1
-        if self._timer_wakes is None:
-            self._timer_wakes = self.run.wakes
-        self._deliver(
-            Entry(0, f"~timer#{n}", "timer", Kind.TIMER, Outcome.OK, max(self._now, deadline), due_at=deadline),
-            _UNDECODED,
-        )
-
-    def _deliver_cancel(self, letter: Mail) -> None:
-        self._deliver(self._cancel_entry(letter, None), _UNDECODED)
-
-    def _cancel_entry(self, letter: Mail, output: str | None) -> Entry:
-        n = self._letters.cancels + 1
-        key = "~cancel" if n == 1 else f"~cancel#{n}"
-        entry = Entry(0, key, "cancel", Kind.CANCEL, Outcome.OK, self._now, output=output, mailbox_id=letter.id)
-        self._letters.answered(entry)
-        return entry
-
-    def _record(self, call: CallStep, outcome: BodyOutcome) -> None:
-        """A body has ended: what it came to, and what that says of its call."""
-        if call.effect is None and call.compensates is None:
-            self._record_step(call, outcome)
-        else:
-            self._record_effect(call, outcome)
-
-    def _record_step(
-        self, call: CallStep, outcome: BodyOutcome, mailbox_id: int | None = None, attempt: int | None = None
-    ) -> None:
-        text = call.input.text
-        if len(text) > self._input_chars_short:
-            whole = self._inputs.record_whole if call.effect is not None else self._inputs.record
-            text = whole(call.name, call.input)
-        if attempt is None:
-            told = self._tries.known or self._rewound or self._effects.known
-            attempt = self._attempts_before(call.key) + 1 if told else 1
-        entry = Entry(
-            0,
-            call.key,
-            call.name,
-            Kind.STEP,
-            outcome.outcome,
-            self._now,
-            attempt,
-            text,
-            outcome.output,
-            outcome.error,
-            call.input.digest,
-            call.idempotency_key or self._idempotency_key(call),
-            outcome.started_at,
-            mailbox_id=mailbox_id,
-        )
-        if outcome.within:
-            self._within.add(call.key)
-        self._deliver(entry, outcome.value)
-
-    def _reuse(self, call: CallStep, aside: Entry) -> None:
-        """A result that a rewind had set aside: the same call gets it again, and no body runs."""
-        entry = replace(
-            aside,
-            at=self._now,
-            input=self._inputs.record(call.name, call.input),
-            digest=call.input.digest,
-            reuses=aside.reuses or aside.seq,
-        )
-        self._deliver(entry, _UNDECODED)
-
-    def _idempotency_key(self, call: CallStep) -> str | None:
-        if call.idempotency_key or call.runs_ahead:
-            return call.idempotency_key or None
-        if not self._rewound and not self._tries.known and not self._effects.known:
-            return self._keys.of(call.key)
-        first = self._effects.first(call.key)
-        if first is not None:
-            return self._keys.of(call.key if not _is_another(call, first) else f"{call.key}\0{call.input.digest}")
-        return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
-
-    def _last_try(self, key: str) -> Attempt | None:
-        """The step's last failed try within its budget, which begins anew with each rewind."""
-        return self._tries.last(key, self._rewinds.attempts_before(key), self._rewound_at)
-
-    def _attempts_before(self, key: str) -> int:
-        """How many attempts of the step there were, in the whole life of the run."""
-        before = max(self._tries.count(key), self._rewinds.attempts_before(key))
-        return max(before, self._effects.attempts_before(key)) if self._effects.known else before
-
-    def _attempt_of(self, call: CallStep) -> int:
-        """Which attempt of the step is the one that runs or is to run now."""
-        intent = self._effects.current(call.key) if call.has_intent else None
-        return intent.attempt if intent is not None else self._attempts_before(call.key) + 1
-
-    def _deliver(self, entry: Entry, value: Any) -> None:
-        self._last_seq += 1
-        entry.seq = self._last_seq
-        if entry.at < self._last_at:
-            entry.at = self._last_at
-        self._last_at = entry.at
-        self._entries.append(entry)
-        if self._rewound:
-            self._rewinds.redone(entry.key)
-        execution = self.execution
-        if execution.hold_reason is not None and not execution.may_be_cancelled:
-            return  # recorded; the next replay delivers it
-        execution.replaying = False
-        commands = execution.deliver(entry) if value is _UNDECODED else execution.deliver(entry, value)
-        for command in commands:
-            if type(command) is CancelStep:
-                if not self._withdraw(command.key):
-                    self._wait(command, entry.seq)
-            elif type(command) is CallStep and command.runs_ahead and self._is_new(command):
-                self._start(command)
-            elif (
-                type(command) is CallStep
-                and command.effect is not None
-                and command.has_intent
-                and self._is_new(command)
-            ):
-                self._write_intent(command)  # with the entries that led to it, in one commit
-            else:
-                self._wait(command, entry.seq)
-
-    def _is_new(self, call: CallStep) -> bool:
-        """Whether a call may be carried out before the entries that led to it are committed: nothing of it is known yet."""
-        execution = self.execution
-        return (
-            not self._draining
-            and execution.hold_reason is None
-            and execution.ended is None
-            and call.key not in self._kept
-            and call.key not in self.in_flight
-            and not self._tries.count(call.key)
-            and not self._rewound
-            and self._effects.current(call.key) is None
-        )
-
-    def _wait(self, command: Command, seq: int) -> None:
-        """Carry it out once the entry of that seq is committed."""
-        self._waiting.append((command, seq))
-        if type(command) is CallStep:
-            self._asked[command.key] = command
-
-    def _withdraw(self, key: str) -> bool:
-        """Take back a call that has not been carried out; it is passed over when its turn comes. A step with an effect gets
-        an entry all the same: whoever waits for what became of it goes by the journal alone."""
-        call = self._asked.pop(key, None)
-        if call is None and key in self._effects.written:
-            call = self._effects.written[key].call
-            self._effects.withdraw(key)
-        if call is None and key in self._tries.waiting and self._tries.waiting[key].call.effect is not None:
-            call = self._tries.waiting.pop(key).call
-        if call is not None and call.effect is not None:
-            self._given_up.append(call)
-        return call is not None
 
     def _carry_out(self) -> None:
         waiting = self._waiting
@@ -969,14 +537,12 @@ class Driver:
         elif call.key not in self.in_flight and call.key not in self._tries.waiting and not self._is_answered(call):
             self._begin_in_time(call)
 
-    def _begin_in_time(self, call: CallStep) -> None:
-        """Begin it, once the try before has its row and the next one's time has come."""
-        last = self._last_try(call.key)
-        stands = last not in self._tries.rows
-        if last is not None and (last.next_at > self._now or not stands):
-            self._tries.wait(call, last, committed=stands)
+    def _record(self, call: CallStep, outcome: BodyOutcome) -> None:
+        """A body has ended: what it came to, and what that says of its call."""
+        if call.effect is None and call.compensates is None:
+            self._record_step(call, outcome)
         else:
-            self._begin(call)
+            self._record_effect(call, outcome)
 
     def _try_again(self) -> None:
         execution = self.execution
@@ -988,83 +554,6 @@ class Driver:
                 self._ask(doubt)
             else:
                 self._begin(waits.call)
-
-    def _start(self, call: CallStep) -> None:
-        if not call.runs_ahead:
-            call.idempotency_key = self._idempotency_key(call) or ""
-        self.in_flight[call.key] = call
-        if not self._tries.known and not self._rewound and not self._effects.known:
-            self._actions.append(StartBody(call))
-            return
-        call.shift = max(0, self._rewound_at - call.asked_at)
-        intent = self._effects.current(call.key) if call.has_intent else None
-        written_at = intent.written_at if intent is not None else None
-        attempt = self._attempt_of(call)
-        last = self._last_try(call.key)
-        if last is None:
-            self._actions.append(StartBody(call, attempt, written_at=written_at))
-        else:
-            tried = last.tries + 1, last.first_at, last.idle_before_next
-            self._actions.append(StartBody(call, attempt, *tried, written_at))
-
-    # ------------------------------------------------------------------ effects
-
-    def _begin(self, call: CallStep) -> None:
-        """Its body is to run: at once, or once its intent is committed."""
-        before = self._effects.unsettled(call.key) if self._effects.known else None
-        if before is not None and before.state == IntentState.OPEN and call.has_intent:
-            self._start(call)  # an idempotent call whose worker died: again, under its intent, with its key
-            return
-        if before is not None:  # a person said that it may go on
-            self._effects.close(Closing(before.key, before.attempt, IntentState.UNKNOWN, by="retry"), self._last_seq)
-        if call.has_intent:
-            self._write_intent(call)
-        else:
-            self._start(call)
-
-    def _write_intent(self, call: CallStep) -> None:
-        assert call.effect is not None
-        call.idempotency_key = self._idempotency_key(call) or ""
-        attempt = self._attempts_before(call.key) + 1
-        key, text = call.idempotency_key, call.input.text
-        self._effects.write(
-            call, Intent(call.key, attempt, call.name, call.effect, key, text, self._now), self._last_seq
-        )
-
-    def _is_answered(self, call: CallStep) -> bool:
-        """Whether something else is to be made of a call than to run its body."""
-        effects, key = self._effects, call.key
-        if key in effects.written or key in effects.asking:
-            return True
-        unsettled = effects.unsettled(key) if effects.known else None
-        if unsettled is not None:
-            word = self._letters.word(key, unsettled.attempt, misfit(unsettled))
-            if word is not None:
-                doubt = Doubt(call, unsettled, effects.outcome_of(unsettled))
-                self._take_answer(doubt, self._answer(doubt, *word))
-                return True
-        doubtful = effects.doubt(call, self._now) if effects.known else None
-        before = doubtful.intent if doubtful is not None else unsettled
-        if before is not None and _is_another(call, before):
-            asked = f"it was {before.name} with {head(before.input)}, the code now asks for {call.name} with "
-            asked += f"{head(call.input.text)} at {call.where}"
-            self._say_unknown(Doubt(call, before, effects.outcome_of(before)), asked)
-        elif doubtful is not None:
-            self._ask(doubtful)
-        elif call.abandoned and unsettled is None:
-            for intent in effects.lapsed:
-                if intent.key == key:
-                    effects.close_unbegun(intent)
-            self._record_cancelled(call, None)
-        elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
-            self.execution.hold(
-                f"step {key}: before the retry its call landed with input {head(landed.input)}, the code now asks "
-                f"for it with {head(call.input.text)} at {call.where}: it is not made twice; let the code ask as it did, "
-                "or start a new run"
-            )
-        else:
-            return False
-        return True
 
     def _go_on_with_effects(self) -> None:
         execution = self.execution
@@ -1086,195 +575,17 @@ class Driver:
                 self._doubt_wakes = self.run.wakes
                 execution.hold("; ".join(sentences))
 
-    def _record_effect(self, call: CallStep, outcome: BodyOutcome) -> None:
-        """An attempt of a step with an effect, or of an undoing, has ended."""
-        intent = self._effects.current(call.key) if call.has_intent else None
-        if call.compensates is not None and outcome.landed is IntentState.LANDED and outcome.outcome != Outcome.OK:
-            # Nobody gets what an undoing returns.
-            outcome = BodyOutcome(Outcome.OK, "null", None, None, outcome.started_at)
-        if call.compensates is not None and outcome.outcome != Outcome.OK:
-            self._undoing_failed(call, intent, outcome)
-        elif intent is None:
-            self._settle(call, outcome, None)
-        elif outcome.outcome == Outcome.OK:
-            self._settle(call, outcome, Closing(call.key, intent.attempt, IntentState.LANDED))
-        elif outcome.landed is IntentState.NOT_LANDED:
-            not_landed = Closing(call.key, intent.attempt, IntentState.NOT_LANDED, evidence=failure(outcome))
-            self._settle(call, outcome, not_landed)
-        elif call.effect is Effect.IRREVERSIBLE or outcome.landed is IntentState.LANDED:
-            self._ask(Doubt(call, intent, outcome))
-        else:
-            unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, evidence=failure(outcome))
-            self._settle(call, outcome, unknown)
-
-    def _close_try(self, call: CallStep, outcome: BodyOutcome) -> None:
-        """A try has failed, and another one was decided: its own intent is closed."""
-        intent = self._effects.current(call.key) if call.has_intent else None
-        if intent is not None:
-            declared = outcome.landed is IntentState.NOT_LANDED
-            state = IntentState.NOT_LANDED if declared else IntentState.UNKNOWN
-            self._effects.close(Closing(call.key, intent.attempt, state, evidence=failure(outcome)), self._last_seq)
-
-    def _settle(
-        self, call: CallStep, outcome: BodyOutcome, closing: Closing | None, mailbox_id: int | None = None
-    ) -> None:
-        """The step's entry, and what it says of its intent, in one unit."""
-        seq, number = self._last_seq + 1, closing.attempt if closing is not None else self._attempt_of(call)
-        if call.compensates is not None and outcome.outcome == Outcome.OK:
-            undone, landed = call.compensates
-            if landed:
-                self._effects.close(Closing(undone, landed, IntentState.COMPENSATED), seq)
-        if closing is not None:
-            self._effects.close(closing, seq)
-        else:
-            self._forget_failure(call, seq)
-        self._record_step(call, outcome, mailbox_id, number)
-
-    def _forget_failure(self, call: CallStep, seq: int) -> None:
-        """An undoing without an intent was run again after it had failed: nobody is asked about that any more."""
-        left = self._effects.unsettled(call.key) if call.compensates is not None and not call.has_intent else None
-        if left is not None:
-            self._effects.close(Closing(left.key, left.attempt, IntentState.UNKNOWN, by="retry"), seq)
-
-    def _record_cancelled(self, call: CallStep, closing: Closing | None, mailbox_id: int | None = None) -> None:
-        self._settle(call, BodyOutcome(Outcome.CANCELLED, None, None, None, self._now), closing, mailbox_id)
-
-    def _ask(self, doubt: Doubt) -> None:
-        """Somebody must say whether a call landed: the step's reconciler, if it has one, else a person."""
-        call, intent, outcome = doubt.call, doubt.intent, doubt.outcome
-        if outcome is not None:
-            self._effects.ended[call.key] = intent.attempt, outcome
-        if outcome is not None and outcome.landed is IntentState.LANDED:
-            self._say_unknown(doubt, "the call landed, but what it returned cannot be journaled")
-        elif call.reconcile is None:
-            self._say_unknown(doubt, "")
-        elif self._draining or self.execution.hold_reason is not None:
-            if outcome is not None:
-                self._keep_error(doubt, outcome)
-        else:
-            self._effects.asking[call.key] = doubt
-            call.idempotency_key = intent.idempotency_key
-            error = outcome.value if outcome is not None else None
-            if error is _UNDECODED and outcome is not None:
-                error = decode_error(outcome.error or "{}")
-            self._actions.append(Reconcile(call, intent.attempt, intent.written_at, error))
-
-    def _take_answer(self, doubt: Doubt, answer: Answer) -> None:
-        call, intent = doubt.call, doubt.intent
-        closing = Closing(call.key, intent.attempt, answer.state, by=answer.by, evidence=answer.evidence)
-        if answer.state is IntentState.UNKNOWN and answer.outcome is None:
-            self._say_unknown(doubt, answer.reason, answer.evidence)
-        elif answer.state is not IntentState.NOT_LANDED:
-            assert answer.outcome is not None
-            self._settle(call, answer.outcome, closing, answer.mailbox_id)
-        elif call.abandoned:
-            self._record_cancelled(call, closing, answer.mailbox_id)
-        elif (
-            doubt.outcome is not None and call.compensates is None and not self._goes_on_after(call.key, intent.attempt)
-        ):
-            self._settle(call, doubt.outcome, closing, answer.mailbox_id)
-        else:
-            self._effects.close(closing, self._last_seq)
-            in_time = call.key not in self._tries.waiting and self.execution.hold_reason is None
-            if in_time and not self._draining:
-                self._begin_in_time(call)
-
-    def _goes_on_after(self, key: str, attempt: int) -> bool:
-        """Whether another try was decided on, by the step's `retry=` or by a person who let the failed run go on."""
-        return max(self._tries.count(key), self._rewinds.attempts_before(key)) >= attempt
-
-    def _say_unknown(self, doubt: Doubt, reason: str, evidence: str | None = None) -> None:
-        """Nobody here can say: the run is held, and a person is asked."""
-        call, intent = doubt.call, doubt.intent
-        if doubt.outcome is not None:
-            evidence = merged(failure(doubt.outcome), evidence)
-        if intent.state == IntentState.OPEN or evidence is not None or intent.resolved:
-            unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
-            self._effects.close(unknown, self._last_seq)
-        how = "its worker died"
-        if doubt.outcome is not None:
-            how = f"it ended with {_error_of(doubt.outcome)}"
-        self._unknown.append(
-            f"step {call.key}: nobody knows whether its call landed (attempt {intent.attempt}, {how})"
-            f"{': ' if reason else ''}{reason}; {self._find_out(call.key)}"
-        )
-
-    def _find_out(self, key: str) -> str:
-        """The way out of a doubt, for a person."""
-        return (
-            f"find out, and say so: replaykit resolve {self.run.id} {key}, with --landed JSON, --not-landed or --fail"
-        )
-
-    def _undoing_failed(self, call: CallStep, intent: Intent | None, outcome: BodyOutcome) -> None:
-        """Nothing is recorded of it, so that it can be run again; a person sees what was and what was not undone."""
-        evidence = failure(outcome)
-        if intent is not None:
-            closing = Closing(call.key, intent.attempt, IntentState.UNKNOWN, resolved=False, evidence=evidence)
-            self._effects.close(closing, self._last_seq)
-        else:
-            self._forget_failure(call, self._last_seq)
-            key, effect = call.idempotency_key, call.effect or Effect.REPEATABLE
-            attempt, text = self._attempt_of(call), call.input.text
-            state = IntentState.UNKNOWN
-            row = Intent(call.key, attempt, call.name, effect, key, text, self._now, state, evidence=evidence)
-            self._effects.insert(row, self._last_seq)
-        self._kept[call.key] = call.input.digest, outcome  # should the unit that says so be refused
-        undone, owed = call.saga.undone, call.saga.keys_owed
-        again = f"once it can succeed: replaykit retry {self.run.id}"
-        resolve = f"replaykit resolve {self.run.id} {call.key}"
-        if (
-            call.effect is Effect.IRREVERSIBLE and call.reconcile is None
-        ):  # only a person may say that it did not happen
-            again = f"if it did not happen, run it again: {resolve} --not-landed"
-        self._unknown.append(
-            f"{call.key}: an undoing failed with {_error_of(outcome)}; undone: "
-            f"{', '.join(undone) or 'nothing'}; not undone: {', '.join([call.key.partition(':')[2], *owed])}; {again}; if it was "
-            f"done, also by hand: {resolve} --landed null"
-        )
-
-    def _answer(self, doubt: Doubt, letter: Mail, body: dict[str, Any]) -> Answer:
-        """A person's word, for the attempt that it was given for."""
-        call, by, comment = doubt.call, letter.sent_by or "a person", body.get("comment")
-        if body.get("word") == "not_landed":
-            return Answer(IntentState.NOT_LANDED, None, "", by, comment, letter.id)
-        if body.get("word") == "landed":
-            try:
-                value = call.info.decode_result(json.dumps(body.get("value"), ensure_ascii=False))
-                outcome = result_outcome(call.info, value, doubt.intent.written_at, self._settings)
-                if outcome.outcome is Outcome.OK:
-                    return Answer(IntentState.LANDED, outcome, "", by, comment, letter.id)
-                why = _error_of(outcome)
-            except Exception as refused:
-                why = unfit(refused)  # its own words would quote the value
-            reason = f"what {by} said it returned does not fit {call.name} ({why})"
-            return Answer(IntentState.UNKNOWN, None, reason, by, misfit=letter.id)
-        error = body.get("error")
-        if error is None:
-            words = f"step {call.key}: nobody knows whether its call landed; {by} let it fail"
-            error = json.loads(encode_error(InDoubt(f"{words}: {comment}" if comment else words)))
-        # NUL and the like are written behind a mark, which has to stay one.
-        text = json.dumps(error, ensure_ascii=False)
-        at = doubt.intent.written_at
-        failed = BodyOutcome(Outcome.ERROR, None, text, decode_error(text), at, IntentState.UNKNOWN)
-        return Answer(IntentState.UNKNOWN, failed, "", by, comment, letter.id)
-
-
-def _is_another(call: CallStep, intent: Intent) -> bool:
-    """Whether the code asks for something else than the call that was made: then neither its key nor its reconciler is right."""
-    try:
-        same = intent.input == call.input.text or same_input(call.info, intent.input, call.input)
-    except Exception:
-        return True
-    return not same or intent.name != call.name
-
-
-_STATES: Final = {"landed": IntentState.LANDED, "not_landed": IntentState.NOT_LANDED}
-"""What a person's word makes of an intent; any other leaves it unknown."""
-
-
-def _error_of(outcome: BodyOutcome) -> str:
-    kind, message, _ = error_summary(outcome.error or "{}")
-    return f"{kind.removeprefix('builtins.')}: {head(message)}"
+    def _end_untold(self) -> None:
+        """A request to end, of a run that is held: its code cannot be told, so it ends as asked, once no body runs."""
+        letter = self._letters.cancel
+        if self._in_doubt or self._effects.asking:
+            return  # the next claim tells it
+        if letter is not None and not self.in_flight and not self.execution.may_be_cancelled:
+            for intent in self._effects.open:
+                self._effects.close(Closing(intent.key, intent.attempt, IntentState.UNKNOWN, resolved=False), 0)
+            reason = json.dumps({"untold": self.execution.hold_reason})
+            self._untold = True
+            self._deliver_cancel(letter, reason)
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:

@@ -9,69 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from replaykit.replay.doubts import Doubt, evidence_of
 from replaykit.replay.entries import Closing, Effect, Intent, IntentState, Observation, Outcome
 from replaykit.replay.failures import decode_error
-from replaykit.replay.jsontext import compact, escape
 from replaykit.replay.outcomes import BodyOutcome
 from replaykit.replay.requests import CallStep
 
-__all__ = ["Answer", "Doubt", "Effects", "Written", "failure", "misfit"]
+__all__ = ["Effects", "Written"]
 
 _UNBEGUN = "unbegun"
-
-
-@dataclass(slots=True)
-class Answer:
-    """What is known of a call in doubt, and by whom.
-
-    Attributes:
-        state: LANDED, NOT_LANDED or UNKNOWN.
-        outcome: LANDED: what the step returns; UNKNOWN of a person's "let it fail": the step's error.
-        reason: UNKNOWN: why, for a person.
-        by: "reconcile", or the person's name.
-        comment: the person's.
-        mailbox_id: of the person's word.
-        misfit: the mailbox id of a word that does not fit: it counts no more.
-    """
-
-    state: IntentState
-    outcome: BodyOutcome | None = None
-    reason: str = ""
-    by: str = "reconcile"
-    comment: str | None = None
-    mailbox_id: int | None = None
-    misfit: int | None = None
-
-    @property
-    def evidence(self) -> str | None:
-        """For the intent's row."""
-        found: dict[str, Any] = {}
-        if self.reason:
-            found["reason"] = self.reason
-        if self.comment is not None:
-            found["comment"] = self.comment
-        if self.mailbox_id is not None:
-            found["mailbox_id"] = self.mailbox_id
-        if self.misfit is not None:
-            found["misfit"] = self.misfit
-        return escape(compact(found)) if found else None
-
-
-@dataclass(slots=True)
-class Doubt:
-    """A call that may have landed.
-
-    Attributes:
-        call: the step's.
-        intent: of the attempt in question.
-        outcome: the error that the attempt ended with; None: its worker died.
-    """
-
-    call: CallStep
-    intent: Intent
-    outcome: BodyOutcome | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +65,7 @@ class Effects:
         effects = Effects()
         for intent in intents:
             effects._note(intent)
-            if intent.state == IntentState.NOT_LANDED and _evidence(intent).get(_UNBEGUN):
+            if intent.state == IntentState.NOT_LANDED and evidence_of(intent).get(_UNBEGUN):
                 effects._unbegun.add((intent.key, intent.attempt))
         for seen in observations:
             effects._observed.setdefault(seen.key, []).append((seen.kind, seen.id))
@@ -185,11 +132,11 @@ class Effects:
         ended = self.ended.get(intent.key)
         if ended is not None and ended[0] == intent.attempt:
             return ended[1]
-        error = _evidence(intent).get("error")
+        error = evidence_of(intent).get("error")
         if error is None:
             return None
         text = json.dumps(error, ensure_ascii=False)
-        outcome = Outcome.TIMEOUT if _evidence(intent).get("outcome") == Outcome.TIMEOUT else Outcome.ERROR
+        outcome = Outcome.TIMEOUT if evidence_of(intent).get("outcome") == Outcome.TIMEOUT else Outcome.ERROR
         return BodyOutcome(outcome, None, text, decode_error(text), intent.written_at, IntentState.UNKNOWN)
 
     @property
@@ -327,19 +274,3 @@ class Effects:
 def _afresh(ended: BodyOutcome) -> BodyOutcome:
     """The same with an error of its own: one that was raised in a dropped execution bears its traceback."""
     return replace(ended, value=decode_error(ended.error)) if ended.error is not None else ended
-
-
-def failure(outcome: BodyOutcome) -> str:
-    """The evidence of an attempt that failed."""
-    return f'{{"outcome":"{outcome.outcome}","error":{outcome.error or "{}"}}}'
-
-
-def misfit(intent: Intent) -> int:
-    """Up to which mailbox id words on it count no more: they did not fit, or let it fail before a retry."""
-    found = _evidence(intent)
-    return max(int(found.get("misfit") or 0), int(found.get("mailbox_id") or 0))
-
-
-def _evidence(intent: Intent) -> dict[str, Any]:
-    found = json.loads(intent.evidence) if intent.evidence else {}
-    return found if isinstance(found, dict) else {}

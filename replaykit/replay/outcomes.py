@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from replaykit.errors import NotJournalable
 from replaykit.limits import Settings
 from replaykit.replay.entries import IntentState, Outcome
-from replaykit.replay.failures import decode_error, encode_error
-from replaykit.replay.jsontext import check_size
+from replaykit.replay.failures import decode_error, encode_error, error_summary
+from replaykit.replay.jsontext import check_size, head
 from replaykit.replay.requests import CallStep
 from replaykit.replay.signature import FunctionInfo
 
-__all__ = ["BodyOutcome", "error_outcome", "result_outcome", "timeout_outcome"]
+__all__ = ["UNDECODED", "BodyOutcome", "error_line", "error_outcome", "result_outcome", "timeout_outcome"]
+
+UNDECODED: Final = object()
+"""In place of a value that is only known as JSON text."""
 
 
 @dataclass(slots=True)
@@ -54,3 +57,9 @@ def timeout_outcome(call: CallStep, attempt: int, limit: float | dt.datetime, st
     outcome = error_outcome(error, started_at)
     outcome.outcome = Outcome.TIMEOUT
     return outcome
+
+
+def error_line(outcome: BodyOutcome) -> str:
+    """The error of one that has failed, for people."""
+    kind, message, _ = error_summary(outcome.error or "{}")
+    return f"{kind.removeprefix('builtins.')}: {head(message)}"

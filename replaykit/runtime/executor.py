@@ -20,22 +20,14 @@ from uuid import UUID
 
 from replaykit.events import brief, log
 from replaykit.limits import SLICE_SECONDS, Settings
+from replaykit.replay.actions import CancelBody, Reconcile, StartBody, Withdraw
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
-from replaykit.replay.driver import (
-    BodyOutcome,
-    CancelBody,
-    Driver,
-    Letters,
-    Phase,
-    Reconcile,
-    StartBody,
-    Withdraw,
-    error_outcome,
-    result_outcome,
-)
-from replaykit.replay.effects import Answer as Said
+from replaykit.replay.doubts import Answer as Said
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import ClaimedRun, Effect, Entry, Finish, IntentState, Mail, Unit, Verdict
 from replaykit.replay.execution import Execution
+from replaykit.replay.letters import Letters
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.leftovers import Leftovers

@@ -15,10 +15,10 @@ from uuid import UUID
 from replaykit.errors import NotLanded
 from replaykit.events import brief, log
 from replaykit.limits import RECONCILE_PAUSES_SECONDS, RECONCILE_REASON_CHARS_MAX, RECONCILE_SECONDS_MAX, Settings
+from replaykit.replay.actions import Reconcile
 from replaykit.replay.answers import Landed, Unknown
 from replaykit.replay.calls import CURRENT_STEP, StepInfo
-from replaykit.replay.driver import Reconcile
-from replaykit.replay.effects import Answer
+from replaykit.replay.doubts import Answer
 from replaykit.replay.entries import IntentState
 from replaykit.replay.outcomes import result_outcome
 from replaykit.runtime.logged import bind_body

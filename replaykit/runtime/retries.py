@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replaykit.errors import ResultRejected
 from replaykit.limits import RETRY_WAIT_SECONDS_MAX, Settings
-from replaykit.replay.driver import BodyOutcome, StartBody, error_outcome, result_outcome
+from replaykit.replay.actions import StartBody
 from replaykit.replay.entries import Effect, IntentState, Outcome
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome
 from replaykit.replay.requests import CallStep
 from replaykit.runtime.timeouts import microseconds
 

@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any, Final
 
-from replaykit.replay.driver import BodyOutcome, timeout_outcome
+from replaykit.replay.outcomes import BodyOutcome, timeout_outcome
 from replaykit.replay.requests import CallStep
 
 __all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "within"]

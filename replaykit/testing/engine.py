@@ -20,8 +20,9 @@ from typing_extensions import override
 from replaykit.errors import ConfigurationError, OutsideRun, ReplaykitError, WorkflowUnknown
 from replaykit.limits import Settings
 from replaykit.postgres.runs import RunResult
+from replaykit.replay.actions import Reconcile, StartBody
 from replaykit.replay.calls import CURRENT_STEP, Workflow
-from replaykit.replay.driver import Phase, Reconcile, StartBody
+from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry, State, Unit
 from replaykit.replay.execution import current_execution
 from replaykit.replay.requests import CallStep

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from replaykit.limits import Settings
+from replaykit.replay.actions import CancelBody, StartBody
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, Workflow
-from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, StartBody, error_outcome, result_outcome
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import PROTOCOL, ClaimedRun, Entry, Kind, Mail, MailKind, Outcome, Verdict
 from replaykit.replay.execution import Execution
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome
 from replaykit.replay.requests import CallStep, Command
 from replaykit.replay.tags import remember_modules
 from tests.journals.dice import take_dice

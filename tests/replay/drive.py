@@ -10,10 +10,10 @@ from typing import Any
 
 from replaykit.limits import Settings
 from replaykit.replay.calls import Workflow
-from replaykit.replay.driver import error_outcome, result_outcome
 from replaykit.replay.entries import Entry, Kind, Outcome
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error
+from replaykit.replay.outcomes import error_outcome, result_outcome
 from replaykit.replay.requests import CallStep, CancelStep
 
 __all__ = ["RUN_ID", "Live", "begin", "begun", "echo", "other", "replay", "step_entry"]

@@ -12,20 +12,10 @@ from typing import Any
 from uuid import UUID
 
 from replaykit.limits import Settings
+from replaykit.replay.actions import CancelBody, Reconcile, StartBody, Withdraw
 from replaykit.replay.calls import Workflow
-from replaykit.replay.driver import (
-    Answer,
-    BodyOutcome,
-    CancelBody,
-    Driver,
-    Phase,
-    Reconcile,
-    StartBody,
-    Withdraw,
-    error_outcome,
-    result_outcome,
-    timeout_outcome,
-)
+from replaykit.replay.doubts import Answer
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import (
     Attempt,
     ClaimedRun,
@@ -45,6 +35,7 @@ from replaykit.replay.entries import (
 )
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
 from tests.replay import drive
 from tests.replay.drive import RUN_ID
 

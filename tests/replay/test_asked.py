@@ -12,8 +12,8 @@ import pytest
 
 from replaykit.limits import Settings
 from replaykit.replay.calls import now, sleep, step, workflow
-from replaykit.replay.driver import timeout_outcome
 from replaykit.replay.entries import Kind, State, Unit
+from replaykit.replay.outcomes import timeout_outcome
 from tests.replay.drive import echo, other
 from tests.replay.story import SECOND, Again, Began, Story, TimedOut
 

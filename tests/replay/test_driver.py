@@ -11,11 +11,13 @@ from uuid import UUID
 import pytest
 
 from replaykit.limits import Settings
+from replaykit.replay.actions import Reconcile, StartBody
 from replaykit.replay.calls import Workflow, sleep, step, workflow
-from replaykit.replay.driver import Driver, Phase, Reconcile, StartBody, error_outcome, result_outcome
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Kind, Outcome, Park, Release, State, Unit, Verdict
 from replaykit.replay.execution import Execution
 from replaykit.replay.keys import idempotency_key
+from replaykit.replay.outcomes import error_outcome, result_outcome
 from tests.replay import drive
 from tests.replay.drive import RUN_ID, echo, other
 

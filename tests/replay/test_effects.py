@@ -11,9 +11,10 @@ import pytest
 import tenacity
 
 from replaykit.errors import InDoubt, NotJournalable, NotLanded
+from replaykit.replay.actions import Reconcile
 from replaykit.replay.answers import Landed, Unknown
 from replaykit.replay.calls import StepInfo, sleep, step, workflow
-from replaykit.replay.driver import Answer, Reconcile
+from replaykit.replay.doubts import Answer
 from replaykit.replay.entries import IntentState, Kind, Observation, State, Unit, Verdict
 from replaykit.replay.outcomes import result_outcome
 from tests.replay.drive import echo, other

@@ -13,7 +13,7 @@ import tenacity
 
 from replaykit.errors import ConfigurationError
 from replaykit.replay.calls import saga, step, workflow
-from replaykit.replay.driver import Answer
+from replaykit.replay.doubts import Answer
 from replaykit.replay.entries import IntentState, State
 from tests.replay.drive import echo
 from tests.replay.story import SECOND, Again, Began, Story

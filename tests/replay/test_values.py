@@ -23,8 +23,8 @@ from replaykit.errors import NotJournalable, StepFailed
 from replaykit.limits import Settings
 from replaykit.replay.calls import Workflow, step, workflow
 from replaykit.replay.codec import codec_for
-from replaykit.replay.driver import error_outcome, timeout_outcome
 from replaykit.replay.failures import decode_error, encode_error
+from replaykit.replay.outcomes import error_outcome, timeout_outcome
 from replaykit.replay.requests import CallStep
 from replaykit.replay.signature import FunctionInfo, GrowingInputs, describe
 from tests.replay import values_table

@@ -31,8 +31,9 @@ from replaykit import (
     workflow,
 )
 from replaykit.limits import Settings
+from replaykit.replay.actions import Reconcile
 from replaykit.replay.calls import EffectName
-from replaykit.replay.driver import Phase, Reconcile
+from replaykit.replay.driver import Phase
 from replaykit.runtime.reconciling import ask
 from tests.crash.rows import Rows
 from tests.runtime.working import fact, outcome, working

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from replaykit.errors import NotLanded
 from replaykit.replay.calls import CURRENT_STEP, StepInfo, step
-from replaykit.replay.driver import BodyOutcome, error_outcome, result_outcome, timeout_outcome
 from replaykit.replay.entries import Effect, IntentState
+from replaykit.replay.outcomes import BodyOutcome, error_outcome, result_outcome, timeout_outcome
 from replaykit.replay.requests import CallStep, Pending
 from tests.simulator.world import Call, World
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from replaykit.replay.driver import Driver, Reconcile, StartBody
+from replaykit.replay.actions import Reconcile, StartBody
+from replaykit.replay.driver import Driver
 from replaykit.replay.entries import ClaimedRun, Observation, Unit, Verdict
 from replaykit.replay.requests import CallStep
 from tests.simulator.database import Row

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from replaykit.limits import Settings
-from replaykit.replay.driver import Answer, Driver, Phase, Reconcile, StartBody, result_outcome
+from replaykit.replay.actions import Reconcile, StartBody
+from replaykit.replay.doubts import Answer
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import Effect, Intent, IntentState, Kind, Observation, Outcome, State, Unit
+from replaykit.replay.outcomes import result_outcome
 from replaykit.replay.requests import CallStep
 from tests.simulator.database import Database, Mismatch, Row
 from tests.simulator.hosts import Host, Worker

@@ -66,8 +66,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from replaykit.limits import Settings
+from replaykit.replay.actions import CancelBody, Reconcile, StartBody, Withdraw
 from replaykit.replay.calls import StepInfo
-from replaykit.replay.driver import BodyOutcome, CancelBody, Driver, Phase, Reconcile, StartBody, Withdraw
+from replaykit.replay.driver import Driver, Phase
 from replaykit.replay.entries import (
     ClaimedRun,
     Effect,
@@ -83,6 +84,7 @@ from replaykit.replay.entries import (
     Unit,
     Verdict,
 )
+from replaykit.replay.outcomes import BodyOutcome
 from replaykit.replay.requests import CallStep
 from tests.simulator import bodies
 from tests.simulator.database import ENDED, Database, Mismatch, Row

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pytest
 
-from replaykit.replay import driver, effects, execution, loop, rewinds, sagas, tries
+from replaykit.replay import doubts, driver, effects, execution, letters, loop, outcomes, rewinds, sagas, settler, tries
 from replaykit.replay.entries import ClaimedRun, Closing, IntentState, Mail, Unit, Verdict
 from tests.simulator import bodies, simulation
 from tests.simulator.database import Database, Row
@@ -199,9 +199,9 @@ def chance_from_outside(patch: pytest.MonkeyPatch) -> None:
 
 
 def objects_handed_on_as_they_are(patch: pytest.MonkeyPatch) -> None:
-    real = driver.error_outcome
+    real = outcomes.error_outcome
 
-    def error_outcome(error: BaseException, started_at: int) -> driver.BodyOutcome:
+    def error_outcome(error: BaseException, started_at: int) -> outcomes.BodyOutcome:
         outcome = real(error, started_at)
         outcome.value = error
         return outcome
@@ -249,13 +249,13 @@ def threads_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_request_overtakes_timers(patch: pytest.MonkeyPatch) -> None:
-    real = driver.Letters.__dict__["cancel"].fget
+    real = letters.Letters.__dict__["cancel"].fget
 
-    def cancel(self: driver.Letters) -> Mail | None:
+    def cancel(self: letters.Letters) -> Mail | None:
         letter: Mail | None = real(self)
         return replace(letter, sent_at=0) if letter is not None else None
 
-    patch.setattr(driver.Letters, "cancel", property(cancel))
+    patch.setattr(letters.Letters, "cancel", property(cancel))
 
 
 def what_is_set_aside_runs_again(patch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def bodies_before_their_intents(patch: pytest.MonkeyPatch) -> None:
 def what_was_given_up_runs_again(patch: pytest.MonkeyPatch) -> None:
     real = driver.Driver._take_answer
 
-    def take_answer(self: driver.Driver, doubt: effects.Doubt, answer: effects.Answer) -> None:
+    def take_answer(self: driver.Driver, doubt: doubts.Doubt, answer: doubts.Answer) -> None:
         if answer.state is IntentState.NOT_LANDED and doubt.call.abandoned and doubt.outcome is None:
             closing = Closing(doubt.call.key, doubt.intent.attempt, IntentState.NOT_LANDED)
             self._effects.close(closing, self._last_seq)
@@ -344,17 +344,17 @@ def a_rebuild_forgets_what_was_observed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_word_on_another_attempt(patch: pytest.MonkeyPatch) -> None:
-    real = driver.Letters.word
+    real = letters.Letters.word
 
-    def word(self: driver.Letters, key: str, attempt: int, after: int) -> Any:
+    def word(self: letters.Letters, key: str, attempt: int, after: int) -> Any:
         found = [real(self, key, n, after) for n in (attempt, *range(attempt - 1, 0, -1))]
         return next((one for one in found if one is not None), None)
 
-    patch.setattr(driver.Letters, "word", word)
+    patch.setattr(letters.Letters, "word", word)
 
 
 def a_word_that_does_not_fit_counts_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(driver, "misfit", lambda intent: 0)
+    patch.setattr(settler, "misfit", lambda intent: 0)
 
 
 def another_input_after_a_landing(patch: pytest.MonkeyPatch) -> None:
@@ -396,7 +396,7 @@ def a_failed_undoing_is_over(patch: pytest.MonkeyPatch) -> None:
 def errors_without_a_question(patch: pytest.MonkeyPatch) -> None:
     real = driver.Driver._record_effect
 
-    def record_effect(self: driver.Driver, call: Any, outcome: driver.BodyOutcome) -> None:
+    def record_effect(self: driver.Driver, call: Any, outcome: outcomes.BodyOutcome) -> None:
         if outcome.landed is IntentState.UNKNOWN:
             outcome.landed = IntentState.NOT_LANDED
         real(self, call, outcome)
