@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -166,6 +167,8 @@ def _be_child(descriptor: int, nursery: int) -> None:
         _die_with(nursery)
         work(Wire(descriptor))
         code = 0
+    except BaseException:
+        traceback.print_exc()  # its last words: nothing above prints them
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

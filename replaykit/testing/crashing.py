@@ -11,6 +11,7 @@ was done outside.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -28,15 +29,15 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 from uuid import UUID, uuid4
 
-from replaykit.errors import ConfigurationError, NotResolvable
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, NotResolvable, ReplaykitError
 from replaykit.limits import Settings
 from replaykit.postgres import leases
-from replaykit.postgres.database import Database, SyncConnection
+from replaykit.postgres.database import Database, SyncConnection, is_transient
 from replaykit.postgres.schema import Statement
 from replaykit.replay.answers import Landed
 from replaykit.replay.calls import Workflow
 from replaykit.runtime.sync_client import SyncClient
-from replaykit.testing.counting import Effect, read_effects, tally
+from replaykit.testing.counting import COUNTED_IN, Effect, read_effects, tally
 from replaykit.testing.crash_child import ORDER_BYTES, Job, Kill, Side
 from replaykit.testing.crash_report import Crash, CrashReport, Entry, Ran, differences, facts, varying
 
@@ -131,10 +132,11 @@ def crash_everywhere(
         nursery: makes the processes, kept from one call to the next; None: one for this call.
 
     Raises:
-        ConfigurationError: the workflow cannot be found by another process; a clean run does not end.
-        DatabaseUnreachable, SchemaMismatch: the database cannot be used.
+        ConfigurationError: the workflow cannot be found by another process; a clean run does not end; an option says nothing.
+        DatabaseUnreachable, SchemaMismatch: the database cannot be used, or is lost meanwhile.
         TypeError, NotJournalable: of the arguments.
     """
+    _check(workflow, kill, ignore, timeout, jobs)
     with contextlib.ExitStack() as stack:
         if dsn is None:
             dsn = stack.enter_context(_own_database())
@@ -143,10 +145,35 @@ def crash_everywhere(
         lab = _Lab(workflow, args, dict(kwargs or {}), dsn, schema, nursery)
         stack.callback(lab.close)
         lab.module = module if module is not None else _module_of(workflow)
-        lab.lifespan = lifespan if lifespan is None or isinstance(lifespan, str) else _reference(lifespan)
+        lab.lifespan = _reference(lifespan) if callable(lifespan) else lifespan
         lab.settings = settings if settings is not None else Settings(poll_seconds=_POLL_SECONDS)
         lab.effects, lab.resolve, lab.timeout, lab.twice = effects, resolve, timeout, twice
-        return _everywhere(lab, tuple(kill), tuple(ignore), jobs)
+        try:
+            return _everywhere(lab, tuple(dict.fromkeys(kill)), tuple(ignore), jobs)
+        except Exception as error:
+            if isinstance(error, ReplaykitError) or not is_transient(error):
+                raise
+            raise DatabaseUnreachable(f"the database went away under crash_everywhere: {error}") from error
+
+
+def _check(workflow: object, kill: Sequence[str], ignore: Sequence[str], timeout: float, jobs: int) -> None:
+    if COUNTED_IN in os.environ:  # each of them would make others, without end
+        raise ConfigurationError(
+            "crash_everywhere is called by a process of its own, which imports this module: call it in a test, or below"
+            ' `if __name__ == "__main__":`'
+        )
+    if not isinstance(workflow, Workflow):
+        raise ConfigurationError(
+            f"crash_everywhere takes a workflow, and {workflow!r} is none: decorate it with @workflow"
+        )
+    if isinstance(kill, str) or not kill or not set(kill) <= {"before", "after"}:
+        raise ConfigurationError(f"kill= is a list of 'before', 'after' or both, not {kill!r}")
+    if isinstance(ignore, str):
+        raise ConfigurationError(f"ignore= is a list of step keys, such as [{ignore!r}], not a text")
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ConfigurationError(f"timeout= is seconds, more than 0, not {timeout!r}")
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ConfigurationError(f"jobs= is how many runs at once, 1 at least, not {jobs!r}")
 
 
 def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], jobs: int) -> CrashReport:
@@ -206,13 +233,38 @@ def _own_database() -> Iterator[str]:
 
 
 def _module_of(workflow: Workflow[..., Any]) -> str:
-    if workflow.module != "__main__":
-        return workflow.module
-    return workflow.fn.__code__.co_filename
+    name = _import_name(workflow.module, workflow.fn.__code__.co_filename, workflow.name)
+    module = sys.modules.get(workflow.module)
+    if module is not None and not any(value is workflow for value in vars(module).values()):
+        raise ConfigurationError(
+            f"{workflow.name} does not stand at the top level of {workflow.module}, where another process finds it: put it there,"
+            " or say with module= where it stands"
+        )
+    return name
 
 
 def _reference(lifespan: Callable[[], Any]) -> str:
-    return f"{lifespan.__module__}:{getattr(lifespan, '__qualname__', lifespan)}"
+    name = getattr(lifespan, "__qualname__", "")
+    if not name or "<" in name:
+        raise ConfigurationError(
+            f"another process cannot find lifespan={lifespan!r}: define it at the top level of a module"
+        )
+    code = getattr(inspect.unwrap(lifespan), "__code__", None)
+    return f"{_import_name(lifespan.__module__, code.co_filename if code is not None else '', name)}:{name}"
+
+
+def _import_name(module: str, file: str, what: str) -> str:
+    """By what name another process imports it: `__main__` is there something else."""
+    if module != "__main__":
+        return module
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        return str(spec.name)  # python -m
+    if not Path(file).is_file():
+        raise ConfigurationError(
+            f"{what} stands in no file, so that no other process can import it: put it into a module"
+        )
+    return file
 
 
 # ---------------------------------------------------------------------- one run
@@ -267,8 +319,12 @@ class _Lab:
             child = test.child(generation, None)
             child.go()
             if not test.watch(child):
+                began = [step for step, times in test.ran.begun.items() if times]
+                after = f" after {began[-1]} had begun" if began else ""
+                words = self.nursery.last_words().strip()
                 raise ConfigurationError(
-                    f"a clean run of {self.workflow.name} ended its process; its last words:\n{self.nursery.last_words()}"
+                    f"a clean run of {self.workflow.name} ended its process{after}"
+                    + (f"; its last words:\n{words}" if words else " and said nothing")
                 )
             test.look()
             child.kill()
@@ -482,7 +538,9 @@ class _Child:
         if self._failure is not None:
             raise ConfigurationError(self._failure)
         if self._pid is None:
-            raise ConfigurationError(f"a process with {self.job.module} did not start")
+            raise ConfigurationError(
+                f"a process that imports {self.job.module} {'ended' if self._gone else 'did not get ready'}"
+            )
         with contextlib.suppress(OSError):
             self._wire.sendall(b"go\n")
 

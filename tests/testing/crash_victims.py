@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import AsyncIterator
 
+import psycopg
+
 from replaykit import step, workflow
 
 
@@ -15,6 +17,13 @@ from replaykit import step, workflow
 async def lifespan() -> AsyncIterator[str]:
     """What bodies write."""
     yield "here"
+
+
+@contextlib.asynccontextmanager
+async def no_lifespan() -> AsyncIterator[str]:
+    """The pool cannot be made."""
+    raise RuntimeError("no pool today")
+    yield ""
 
 
 async def write(folder: str, word: str) -> str:
@@ -54,6 +63,21 @@ async def leave() -> None:
 async def ends_process() -> None:
     """Does not come to an end, nor does its process."""
     await step(leave)
+
+
+async def end_connections(dsn: str) -> None:
+    """Everybody else's."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+
+
+@workflow
+async def ends_connections(dsn: str) -> None:
+    """Of who looks on, too."""
+    await step(end_connections, dsn)
 
 
 # ------------------------------------------------------------------ held, with a call that is open

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from replaykit import Landed, NotLanded, Workflow, testing, workflow
-from replaykit.errors import ConfigurationError
+from replaykit.errors import ConfigurationError, DatabaseUnreachable
 from replaykit.testing import Doubt, Nursery, count_effect, crash_everywhere, effects_counted
 from replaykit.testing.counting import Effect, tally
 from replaykit.testing.crash_report import Crash, CrashReport, Difference, Ran, differences, facts, varying
@@ -191,8 +191,58 @@ def test_a_clean_run_that_does_not_end_is_refused_in_a_sentence(dsn: str) -> Non
 
     with pytest.raises(ConfigurationError, match=r"a clean run of waits is still running after 0.5 s, so there"):
         crash_everywhere(crash_victims.waits, "", dsn=dsn, timeout=0.5)
-    with pytest.raises(ConfigurationError, match=r"a clean run of ends_process ended its process; its last words:"):
+    with pytest.raises(ConfigurationError, match=r"run of ends_process ended its process after leave had begun"):
         crash_everywhere(crash_victims.ends_process, dsn=dsn)
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)ended its process; its last words:.*RuntimeError: no pool today"
+    ):
+        crash_everywhere(crash_victims.writes, "", kwargs={"word": ""}, dsn=dsn, lifespan=crash_victims.no_lifespan)
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"kill": []}, r"kill= is a list of 'before', 'after' or both, not \[\]"),
+    ({"kill": "before"}, "kill= is a list of 'before', 'after' or both, not 'before'"),
+    ({"kill": ["beside"]}, "kill= is a list"),
+    ({"ignore": "add"}, r"ignore= is a list of step keys, such as \['add'\]"),
+    ({"timeout": 0}, "timeout= is seconds, more than 0, not 0"),
+    ({"timeout": "5"}, "timeout= is seconds, more than 0, not '5'"),
+    ({"jobs": 0}, "jobs= is how many runs at once, 1 at least, not 0"),
+    ({"lifespan": lambda: None}, "another process cannot find lifespan="),
+]
+
+
+@pytest.mark.parametrize(("option", "sentence"), OPTIONS, ids=[str(option) for option, _ in OPTIONS[:-1]] + ["lambda"])
+def test_an_option_that_says_nothing_is_told(option: dict[str, Any], sentence: str, dsn: str, nursery: Nursery) -> None:
+    """At once, before anything runs."""
+    with pytest.raises(ConfigurationError, match=sentence):
+        crash_everywhere(planted.draws, dsn=dsn, nursery=nursery, **option)
+
+
+def add_up(number: int) -> Workflow[..., Any]:
+    @workflow(name="draws")
+    async def adds() -> int:
+        return number
+
+    return adds
+
+
+def test_what_is_no_workflow_of_a_module_is_told(dsn: str, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another of the same name would be killed in its place."""
+    inner = add_up(3)
+    monkeypatch.setattr(sys.modules[__name__], "draws", add_up(4), raising=False)
+
+    with pytest.raises(ConfigurationError, match=r"draws does not stand at the top level of .*test_crash_everywhere"):
+        crash_everywhere(inner, dsn=dsn, nursery=nursery)
+    for nothing in (crash_victims.write, "draws"):
+        with pytest.raises(ConfigurationError, match=r"takes a workflow, and .* is none: decorate it with @workflow"):
+            crash_everywhere(nothing, dsn=dsn, nursery=nursery)  # type: ignore[arg-type]
+
+
+def test_a_database_that_goes_away_meanwhile_is_told(dsn: str, nursery: Nursery) -> None:
+    """In the words of every other call."""
+
+    with pytest.raises(DatabaseUnreachable, match="the database went away under crash_everywhere"):
+        crash_everywhere(crash_victims.ends_connections, dsn, dsn=dsn, nursery=nursery)
 
 
 # ------------------------------------------------------------------ processes
@@ -215,6 +265,31 @@ if __name__ == "__main__":
         testing.crash_everywhere(crash_victims.waits, sys.argv[1], dsn=sys.argv[2])
     print(testing.crash_everywhere(doubles, 3))
 """
+
+
+UNGUARDED = """
+from replaykit import testing, workflow, step
+
+async def double(n: int) -> int:
+    return 2 * n
+
+@workflow
+async def doubles(n: int) -> int:
+    return await step(double, n)
+
+testing.crash_everywhere(doubles, 3, dsn={dsn!r})
+"""
+
+
+def test_a_script_that_calls_it_when_it_is_imported_is_told(tmp_path: Path, dsn: str) -> None:
+    """Else its processes would make processes, which would make others."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED.format(dsn=dsn), encoding="utf-8")
+
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+
+    assert ran.returncode == 1
+    assert 'call it in a test, or below `if __name__ == "__main__":`' in ran.stderr.splitlines()[-1]
 
 
 def test_a_script_crashes_its_own_workflow_on_a_postgres_of_its_own(tmp_path: Path) -> None:
