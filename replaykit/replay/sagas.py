@@ -140,8 +140,8 @@ class Saga:
 
     @property
     def keys_owed(self) -> list[str]:
-        """Of what is to be undone, newest first."""
-        return [o.key for o in sorted(self.owed, key=lambda o: -o.seq)]
+        """Of what is to be undone, newest first; then of what a person let stand."""
+        return [*(o.key for o in sorted(self.owed, key=lambda o: -o.seq)), *self.not_undone]
 
 
 CURRENT_SAGA: Final[contextvars.ContextVar[Saga | None]] = contextvars.ContextVar("replaykit_saga", default=None)

@@ -821,6 +821,25 @@ def test_one_call_keeps_its_idempotency_key_through_every_rewind() -> None:
     assert len({k for found in keys.values() for k in found}) == len(keys)
 
 
+def test_a_key_goes_by_the_input_of_the_very_first_try_however_often_a_run_is_retried() -> None:
+    """Of failures that `retry=` knows nothing of the journal alone knows the first one."""
+    value = [1]
+
+    @workflow
+    async def one() -> int:
+        return await step(echo, value[0])
+
+    story = Story(one, failing("echo", times=3))
+    for value[0] in (1, 2, 2):
+        assert story.play().state is State.FAILED
+        story.retry()
+    value[0] = 1
+
+    assert story.play().result == 1
+    first, *others, last = [b.idempotency_key for b in story.began]
+    assert first == last and len(others) == 2 and set(others).isdisjoint({first}) and len(set(others)) == 1
+
+
 def test_accept_inputs_does_not_send_an_old_key_with_a_new_input() -> None:
     """An error has no result that could be accepted: the call is another one."""
     value = [1]

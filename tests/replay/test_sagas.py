@@ -156,6 +156,52 @@ def test_a_cancel_does_not_stop_an_undoing_half_way() -> None:
     assert begun(story)[4:] == ["~undo:charge", "~undo:book", "~undo:reserve"]
 
 
+def test_code_after_a_saga_runs_when_all_is_undone_whatever_comes_meanwhile() -> None:
+    """A cancel waits for its turn."""
+
+    @workflow
+    async def tidies() -> None:
+        try:
+            async with saga():
+                await book(echo, 1)
+                await reserve(echo, 2)
+                raise Trouble
+        finally:
+            await step(echo, 3)
+
+    story = Story(tidies).until(lambda s: "~undo:reserve" in s.bodies)
+    story.cancel()
+    story.play()
+
+    assert story.state is State.CANCELLED
+    assert begun(story) == ["book", "reserve", "~undo:reserve", "~undo:book", "echo"]
+
+
+def test_an_undoing_under_way_outlives_the_function_of_its_run() -> None:
+    """The run ends when it has ended; tasks left behind are cancelled, and that is none."""
+
+    @workflow
+    async def returns() -> str:
+        async def child() -> None:
+            async with saga():
+                await book(echo, 1)
+                raise Trouble
+
+        task = asyncio.ensure_future(child())
+        await step(echo, 2)
+        return f"{task.done()}"
+
+    story = Story(returns).until(lambda s: len(s.bodies) == 2)
+    for ended in ("book", "echo"):
+        story.end(next(key for key in story.bodies if key.endswith(ended)))
+        story.settle()
+    assert [key for key in story.bodies if "undo" in key]
+    story.play()
+
+    assert story.result == "False"
+    assert set(map(tuple, story.states.values())) == {("compensated",)}
+
+
 def test_a_time_out_around_a_saga_is_not_swallowed_by_its_undoing() -> None:
     """The code that set it gets it."""
 
@@ -313,6 +359,49 @@ def test_what_an_inner_saga_owed_is_undone_in_its_turn() -> None:
     assert undone == ["reserve", "book"]
 
 
+def test_a_call_that_outlives_an_inner_saga_that_ended_well_is_waited_for_by_the_outer_one() -> None:
+    """Owed on is also what is not known yet."""
+
+    @workflow
+    async def leaves_a_task() -> None:
+        async with saga():
+            async with saga():
+                task = asyncio.ensure_future(book(echo, 1))
+                await step(echo, 2)
+            await ship(echo, 3)
+            await task
+
+    story = Story(leaves_a_task, answer=failing("ship")).until(lambda s: "echo" in s.bodies)
+    story.end("echo")
+    story.until(lambda s: "ship" in s.bodies)
+    story.end("ship")
+    story.play()
+
+    assert begun(story)[-1] == "~undo:" + next(key for key in begun(story) if key.endswith("book"))
+
+
+def test_a_plain_step_that_is_given_up_after_its_saga_ended_well_keeps_nobody() -> None:
+    """Neither that saga nor the one that owes on waits for an entry that never comes."""
+
+    @workflow
+    async def grouped() -> None:
+        async with saga(), asyncio.TaskGroup() as group:
+            async with saga():
+                group.create_task(reserve(echo, 1))
+                await step(echo, 2)
+            await ship(echo, 3)
+
+    story = Story(grouped, answer=failing("ship")).until(lambda s: "echo" in s.bodies)
+    story.end("echo")
+    story.until(lambda s: "ship" in s.bodies)
+    story.end("ship")
+    story.play()
+
+    assert story.state is State.FAILED
+    assert [key.rpartition("/")[2] for key in story.given_up] == ["reserve"]
+    assert not [key for key in begun(story) if "undo" in key]
+
+
 def test_an_inner_saga_undoes_its_own_alone() -> None:
     """What it undid is not undone again by the outer one."""
 
@@ -379,6 +468,15 @@ def test_an_undoing_that_a_person_lets_fail_does_not_keep_the_rest_from_being_un
         _ = story.result
     assert [k for k in begun(story) if "undo" in k] == ["~undo:charge", "~undo:book", "~undo:reserve"]
     assert [i.state for i in story.intents if i.key == "book"] == ["landed"]
+
+
+def test_what_a_person_let_fail_is_among_what_is_not_undone() -> None:
+    """The next one who reads the list must not take it for done."""
+    story = Story(trip, answer=failing("ship", "~undo:charge", "~undo:book")).play()
+    story.resolve("~undo:charge", "fail")
+
+    assert story.play().state is State.HELD
+    assert story.reason is not None and "undone: nothing; not undone: book, reserve, charge;" in story.reason
 
 
 def test_an_undoing_is_retried_as_its_own_policy_says() -> None:
@@ -607,6 +705,101 @@ def test_sagas_left_in_another_order_keep_what_they_owe() -> None:
     story = Story(tangled).play()
 
     assert begun(story) == ["book", "~undo:book"]
+
+
+def test_what_a_saga_owes_passes_by_one_that_was_left_before_it() -> None:
+    """Left by an exception it owes nothing new: the one around it does."""
+
+    @workflow
+    async def tangled() -> None:
+        async with saga():
+            middle, inner = saga(), saga()
+            await middle.__aenter__()
+            await inner.__aenter__()
+            error = Trouble()
+            await middle.__aexit__(type(error), error, None)
+            await book(echo, 1)
+            await inner.__aexit__(None, None, None)
+            raise Trouble
+
+    story = Story(tangled).play()
+
+    assert begun(story) == ["book", "~undo:book"]
+
+
+def test_a_saga_is_entered_once() -> None:
+    """A second time would owe what the first one owed."""
+
+    @workflow
+    async def again() -> None:
+        once = saga()
+        async with once:
+            pass
+        async with once:
+            pass
+
+    story = Story(again).play()
+
+    with pytest.raises(ConfigurationError, match="entered once"):
+        _ = story.result
+
+
+def test_a_result_that_its_undoing_cannot_be_given_holds_the_run_with_the_list() -> None:
+    """Of a call that was given up nobody else has read it; a person sees what was and what was not undone."""
+
+    async def spells(n: int) -> str:
+        """Never called here."""
+        return str(n)
+
+    books: list[Any] = [echo]
+
+    @workflow
+    async def grouped() -> None:
+        async with saga():
+            await reserve(echo, 1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(book(books[0], 2))
+                group.create_task(ship(echo, 3))
+
+    story = Story(grouped, answer=failing("ship")).until(lambda s: len(s.bodies) == 2)
+    for ended in ("ship", "book"):
+        story.end(next(key for key in story.bodies if key.endswith(ended)))
+        story.settle()
+    story.evict()
+
+    books[:] = [spells]
+    assert story.play().state is State.HELD
+    assert story.reason is not None and "book cannot be undone" in story.reason
+    assert "undone: nothing; not undone: book, reserve" in story.reason
+    books[:] = [echo]
+    story.retry()
+    assert story.play().state is State.FAILED
+    assert [key for key in begun(story) if "undo" in key][-2:] == ["~undo:book", "~undo:reserve"]
+
+
+def test_a_saga_in_a_run_that_leaves_memory_undoes_nothing() -> None:
+    """What its code says then counts for nothing; the next claim goes on inside the saga."""
+    left: list[str] = []
+
+    @workflow
+    async def leaves() -> None:
+        try:
+            async with saga():
+                try:
+                    await book(echo, 1)
+                    await ship(echo, 2)
+                finally:
+                    await step(echo, 3)
+        except BaseException as error:
+            left.append(type(error).__name__)
+            raise
+
+    story = Story(leaves).until(lambda s: "ship" in s.bodies)
+    story.evict()
+
+    assert left == ["Gone"]
+    assert story.play().state is State.SUCCEEDED
+    assert begun(story) == ["book", "ship", "ship", "echo"]
 
 
 def test_an_irreversible_undoing_that_failed_is_run_again_when_a_person_says_that_it_did_not_happen() -> None:
