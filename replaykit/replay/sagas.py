@@ -152,13 +152,14 @@ class SagaBlock:
     """`async with saga():` in a workflow. Use it once."""
 
     def __init__(self, execution: Undoer) -> None:
-        self._saga = Saga(execution, CURRENT_SAGA.get())
+        self._saga = Saga(execution, None)
         self._entered = False
 
     async def __aenter__(self) -> None:
         if self._entered:
             raise ConfigurationError("a saga() is entered once: write `async with saga():` each time")
         self._entered = True
+        self._saga.outer = CURRENT_SAGA.get()  # where it is entered, not where it was made
         CURRENT_SAGA.set(self._saga)
 
     async def __aexit__(

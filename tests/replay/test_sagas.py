@@ -727,6 +727,22 @@ def test_what_a_saga_owes_passes_by_one_that_was_left_before_it() -> None:
     assert begun(story) == ["book", "~undo:book"]
 
 
+def test_a_saga_lies_in_the_one_that_it_is_entered_in() -> None:
+    """Wherever it was made."""
+
+    @workflow
+    async def made_before() -> None:
+        outer, inner = saga(), saga()
+        async with outer:
+            async with inner:
+                await book(echo, 1)
+            raise Trouble
+
+    story = Story(made_before).play()
+
+    assert begun(story) == ["book", "~undo:book"]
+
+
 def test_a_saga_is_entered_once() -> None:
     """A second time would owe what the first one owed."""
 
