@@ -26,7 +26,7 @@ from replaykit.runtime.config import WorkerConfig
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
 from replaykit.runtime.lifeline import ChildEnd, Incarnation
 from replaykit.runtime.modules import load_object, load_workflows, users_traceback
-from replaykit.runtime.supervisor import EXIT_CONFIGURATION
+from replaykit.runtime.supervisor import refusal_code
 from replaykit.runtime.worker import Lifespan, Worker
 
 __all__ = ["calm_collector", "main"]
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         worker = asyncio.run(_serve(parent, config, parent.read_incarnation(), workflows, lifespan))
     except ConfigurationError as error:
         parent.report("failed", str(error))
-        return EXIT_CONFIGURATION
+        return refusal_code(error)
     except BaseException:
         log.exception("child_failed")
         raise
@@ -132,8 +132,10 @@ def _orphaned(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
     """In the lifeline's thread: asks the loop to give up, and ends the process if it does not."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving already
         loop.call_soon_threadsafe(gone.set)
-    time.sleep(ORPHAN_SECONDS)
-    os._exit(EXIT_LEASE_LOST)
+    try:
+        time.sleep(ORPHAN_SECONDS)
+    finally:  # under libfaketime a sleep may fail
+        os._exit(EXIT_LEASE_LOST)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

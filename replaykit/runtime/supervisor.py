@@ -28,14 +28,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
-from replaykit.errors import ConfigurationError
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.events import log
 from replaykit.limits import SUSPECT_PROCESSES_MAX
 from replaykit.postgres import leases, runs
@@ -45,7 +45,7 @@ from replaykit.runtime.config import WorkerConfig
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, EXIT_LOOP_STUCK
 from replaykit.runtime.lifeline import Incarnation, Report, as_line
 
-__all__ = ["EXIT_CONFIGURATION", "Bell", "WorkerConfig", "run_workers"]
+__all__ = ["EXIT_CONFIGURATION", "Bell", "WorkerConfig", "refusal_code", "run_workers"]
 
 
 SPARE: Final = -1
@@ -53,6 +53,13 @@ SPARE: Final = -1
 
 EXIT_CONFIGURATION: Final = 2
 """A child's exit code: it cannot start as it was told; its report says why."""
+
+REFUSALS: Final[Mapping[int, type[ConfigurationError]]] = {
+    EXIT_CONFIGURATION: ConfigurationError,
+    65: SchemaMismatch,
+    69: DatabaseUnreachable,  # also between the parent's look at the database and the child's
+}
+"""What the parent ends with when its first children end with these codes: starting again may help, or cannot."""
 
 SPARE_AFTER_SECONDS: Final = 1.0
 """After a spare has taken a place the next one waits a little: its imports would slow down the recovery."""
@@ -123,8 +130,8 @@ def run_workers(config: WorkerConfig, bell: Bell | None = None) -> int:
         Exit code: 0 all ended as asked; 1 some had to be killed, or their runs could not be handed back.
 
     Raises:
-        ConfigurationError: the children cannot start as configured. Raised when all have ended and nothing is logged
-            any more: the sentence is the last word.
+        ConfigurationError: the children cannot start as configured; DatabaseUnreachable, SchemaMismatch: on this
+            database, now. Raised when all have ended and nothing is logged any more: the sentence is the last word.
     """
     with _signals(bell or Bell()) as (wakeup, arrived):
         return Supervisor(config, wakeup, arrived).run()
@@ -194,7 +201,7 @@ class Supervisor:
         self._last_sigint = -DOUBLE_SIGINT_SECONDS
         self._ever_ready = False
         self._exit_code = 0
-        self._refusal: str | None = None
+        self._refusal: ConfigurationError | None = None
 
     def run(self) -> int:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
@@ -208,9 +215,11 @@ class Supervisor:
             if not self._releases.finish():
                 self._exit_code = self._exit_code or 1
             self._selector.close()
-        log.info("workers_stopped", exit_code=EXIT_CONFIGURATION if self._refusal else self._exit_code)
         if self._refusal is not None:
-            raise ConfigurationError(self._refusal)
+            mistaken = type(self._refusal) is ConfigurationError
+            log.info("workers_stopped", exit_code=EXIT_CONFIGURATION if mistaken else 1)
+            raise self._refusal
+        log.info("workers_stopped", exit_code=self._exit_code)
         return self._exit_code
 
     def _turn(self) -> bool:
@@ -361,8 +370,9 @@ class Supervisor:
         )
         tell = log.info if asked else log.warning
         tell("child_ended", child=slot.number, pid=child.process.pid, **_cause(code), seconds=round(lived, 3))
-        if code == EXIT_CONFIGURATION and not self._ever_ready:
-            self._refuse(child.failure or f"a worker's process could not start (exit code {code})")
+        if code in REFUSALS and not self._ever_ready:
+            sentence = child.failure or f"a worker's process could not start (exit code {code})"
+            self._refuse(REFUSALS[code](sentence))
         elif child.failure is not None:
             log.error("child_failed", child=slot.number, reason=child.failure)
         slot.wanted = not slot.solo or not blameless  # what killed a solo child will be there again
@@ -374,9 +384,9 @@ class Supervisor:
         )
         slot.spawn_at = time.monotonic() + respawn_delay(slot.quick_deaths, child.ready)
 
-    def _refuse(self, sentence: str) -> None:
-        """The configuration cannot work: it is said once, however many children found out, and at the end."""
-        self._refusal = self._refusal or sentence
+    def _refuse(self, refusal: ConfigurationError) -> None:
+        """No child can start: it is said once, however many children found out, and at the end."""
+        self._refusal = self._refusal or refusal
         if self._stage is Stage.RUNNING:
             self._advance(Stage.DRAINING)
 
@@ -523,6 +533,11 @@ def _close_lifeline(child: Child) -> None:
     if child.lifeline is not None:
         os.close(child.lifeline)
         child.lifeline = None
+
+
+def refusal_code(error: ConfigurationError) -> int:
+    """The exit code of a child that cannot start because of it."""
+    return next((code for code, kind in REFUSALS.items() if kind is type(error)), EXIT_CONFIGURATION)
 
 
 def how_it_ended(code: int) -> str:

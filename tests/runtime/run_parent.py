@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from replaykit.errors import ConfigurationError
+from replaykit.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch
 from replaykit.runtime.supervisor import EXIT_CONFIGURATION, WorkerConfig, run_workers
 
 if __name__ == "__main__":
@@ -21,4 +21,4 @@ if __name__ == "__main__":
         sys.exit(run_workers(WorkerConfig.model_validate_json(sys.stdin.readline())))
     except ConfigurationError as error:  # as the command line says it
         print(f"replaykit: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIGURATION)
+        sys.exit(1 if isinstance(error, DatabaseUnreachable | SchemaMismatch) else EXIT_CONFIGURATION)

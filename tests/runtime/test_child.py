@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import signal
 import time
@@ -15,6 +17,8 @@ import pytest
 
 from replaykit import Client, Workflow
 from replaykit.limits import Settings
+from replaykit.runtime.child import _orphaned
+from replaykit.runtime.heartbeat import EXIT_LEASE_LOST
 from replaykit.runtime.supervisor import WorkerConfig
 from tests.direct import direct
 from tests.runtime.facts import eventually, lives
@@ -213,11 +217,37 @@ def test_a_lifespan_that_fails_ends_the_worker_with_its_traceback(dsn: str) -> N
         assert "replaykit/runtime" not in parent.stderr
 
 
-def test_a_database_that_is_not_there_is_one_sentence() -> None:
-    """With the URL, without the password."""
+def test_a_database_that_is_not_there_is_one_sentence_and_may_be_tried_again() -> None:
+    """With the URL, without the password; the exit code is none that tells a supervisor to leave it. A worker meets it when
+    the database goes away between its parent's look and its children's."""
     with running(config("postgresql://someone:sesame@127.0.0.1:1/nowhere")) as parent:
-        assert parent.wait() == 2
+        assert parent.wait() == 1
 
         assert "someone@127.0.0.1:1/nowhere" in parent.stderr
         assert "sesame" not in parent.stderr
         assert "Traceback" not in parent.stderr
+
+
+def test_a_schema_that_is_not_there_yet_is_one_sentence_and_may_be_tried_again(empty_dsn: str) -> None:
+    """Somebody may migrate it meanwhile."""
+    with running(config(empty_dsn, processes=2)) as parent:
+        assert parent.wait() == 1
+
+        assert parent.stderr.count("db migrate") == 1
+
+
+def test_an_orphan_ends_although_it_cannot_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under libfaketime, when the clock is moved meanwhile."""
+    ended: list[int] = []
+
+    def fail(_: float) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(time, "sleep", fail)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with contextlib.suppress(OSError):
+        _orphaned(loop, asyncio.Event())
+
+    assert ended == [EXIT_LEASE_LOST]
