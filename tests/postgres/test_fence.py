@@ -9,8 +9,8 @@ import pytest
 
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import is_refusal, is_transient
-from replaykit.replay.entries import Finish, Hold, Park, Release, State, Unit, Verdict
-from tests.postgres.store import Store, step, unit
+from replaykit.replay.entries import Attempt, Finish, Hold, Park, Release, State, Unit, Verdict
+from tests.postgres.store import NOW, Store, step, timer, unit
 
 
 def test_a_write_under_the_token_stands(store: Store) -> None:
@@ -37,6 +37,21 @@ def test_a_write_of_another_token_writes_nothing(store: Store) -> None:
     assert store.write_one(Unit(run.id, stranger, uuid.uuid4(), [step(1)])) is Verdict.FENCED
     assert store.seqs(run.id) == []
     assert store.row(run.id, "state, reason, lease_token") == ("running", None, run.token)
+
+
+def test_a_try_shares_the_fate_of_its_unit(store: Store) -> None:
+    """A worker that lost its lease, or whose entries do not stand, has tried nothing."""
+    run, tried = store.running(), Attempt("s1", 1, NOW, NOW, NOW, 1, NOW, error="{}")
+    store.write(unit(run, step(1)))
+    store.raise_wakes(run.id)
+
+    for written, verdict in (
+        (Unit(run.id, uuid.uuid4(), uuid.uuid4(), attempts=[tried]), Verdict.FENCED),
+        (unit(run, step(1), attempts=[tried]), Verdict.CONFLICT),
+        (unit(run, timer(2), attempts=[tried], wakes=0), Verdict.STALE),
+    ):
+        assert store.write(written) == {run.id: verdict}
+        assert store.admin.execute("select from attempts").fetchall() == []
 
 
 @pytest.mark.parametrize("one", [True, False])

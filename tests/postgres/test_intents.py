@@ -113,6 +113,7 @@ def test_a_call_in_doubt_asks_until_somebody_has_said(store: Store, write: Write
     known |= {"outcome": "ok", "comment": "seen"}
     columns = "state, doubt_at, resolved_at > doubt_at, resolved_by, evidence"
     assert store.intents(run.id, columns) == [("landed", found_at, True, "ada", known)]
+    assert store.intents(run.id, "(select count(*) from json_object_keys(evidence))") == [(len(known),)]
 
 
 def test_a_word_that_does_not_fit_leaves_the_call_in_doubt_and_is_noted(store: Store, write: Write) -> None:
