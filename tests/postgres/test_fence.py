@@ -293,3 +293,13 @@ def test_a_run_can_be_held_at_once_under_its_token_only(store: Store) -> None:
     assert store.run(runs.hold_run(run.id, uuid.uuid4(), "no")) == []
     assert store.run(runs.hold_run(run.id, run.token, "a\0b \ud800 ü")) == [(run.id,)]
     assert store.row(run.id, "state, reason, worker") == ("held", "a\\u0000b \\ud800 ü", None)
+
+
+def test_a_reason_that_quotes_what_postgres_does_not_store_is_readable(store: Store) -> None:
+    """It may hold anything that a run was given: told while the run still has its lease, and when it is held."""
+    run = store.running()
+
+    assert store.write(unit(run, note="a\0b \ud800 ü")) == {run.id: Verdict.OK}
+    assert store.row(run.id, "state, reason") == ("running", "a\\u0000b \\ud800 ü")
+    assert store.write(unit(run, change=Hold("c\0d \udc00 é", 0))) == {run.id: Verdict.OK}
+    assert store.row(run.id, "state, reason") == ("held", "c\\u0000d \\udc00 é")
