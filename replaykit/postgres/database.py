@@ -11,8 +11,8 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import generators
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
@@ -48,6 +49,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 
 DEAD_AFTER_SECONDS: Final = 15
 """Silence after which the kernel gives a connection up: well below a lease, well above a pause of a healthy network."""
+
+LEAVE_SECONDS: Final = 5.0
+"""How long a caller that is cancelled waits, behind a pooler, for its statement to end: longer than that waits for a lock."""
 
 BYTES_PER_SECOND_MIN: Final = 250_000
 """What a statement carries gets so much longer than that to be sent and answered: a large value takes its time."""
@@ -129,7 +133,7 @@ class Database:
         except (psycopg.Error, OSError) as error:
             raise self._unreachable(error) from error
         try:
-            row = await (await raw.execute(_PIDS)).fetchone()
+            row = await (await _to_its_end(raw, raw.execute(_PIDS), 0.0)).fetchone()
             pooled = row is None or row[0] != raw.info.backend_pid
             if pooled:
                 raw.prepare_threshold = None
@@ -154,7 +158,7 @@ class Database:
         except (psycopg.Error, OSError) as error:
             raise self._unreachable(error) from error
         try:
-            row = await (await raw.execute(_PIDS, prepare=False)).fetchone()
+            row = await (await _to_its_end(raw, raw.execute(_PIDS, prepare=False), 0.0)).fetchone()
         except BaseException as error:
             raw.pgconn.finish()
             if isinstance(error, psycopg.Error):
@@ -402,6 +406,10 @@ class Connection:
 
     async def run_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         """Execute several in one transaction and one round trip, each with a younger snapshot than the one before."""
+        sent = self._send_all(bound)
+        return await (_to_its_end(self._raw, sent, LEAVE_SECONDS) if self.pooled else sent)
+
+    async def _send_all(self, bound: Sequence[Bound]) -> list[list[Row]]:
         text = self._database.text
         self._stop_reading()
         self._ask(*(params for _, params in bound))
@@ -593,6 +601,27 @@ VERSION_TABLE = Statement("alembic_version-read-exists", "select to_regclass(%(t
 
 # The schema's revision.
 VERSION = Statement("alembic_version-read", "select version_num from {schema}.alembic_version")
+
+
+async def _to_its_end(raw: psycopg.AsyncConnection[Row], statement: Coroutine[Any, Any, T], seconds: float) -> T:
+    """What comes of the statement; a caller that is cancelled waits for it, so long, and then hangs up.
+
+    Left to itself psycopg would ask the server to end it, on a connection of its own. PgBouncer 1.18 may end itself at
+    such a request (its issue 801), for all whom it serves; and our statements are short.
+    """
+    task = asyncio.ensure_future(statement)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        finally:
+            if not task.done():
+                cut_off(raw.pgconn)
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen: its caller has left
+        raise
 
 
 def _milliseconds(seconds: float) -> str:

@@ -8,6 +8,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -40,6 +42,9 @@ def reasons() -> dict[str, str]:
 class PgBouncer:
     """A pooler before a server, for the length of a `with`. Every database of the server is there under its name.
 
+    If it ends it is started again, as whoever keeps services does. 1.18 ends now and then at a request to cancel a
+    statement (its issue 801), which bodies' time-outs send.
+
     Args:
         dsn: of the server.
         pool: server connections for each database.
@@ -70,14 +75,25 @@ class PgBouncer:
             "ignore_startup_parameters = extra_float_digits,options\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._log = (self._folder / "log").open("wb")
+        self._over = False
         self._start()
+        self._keeper = threading.Thread(target=self._keep, name="keeps pgbouncer", daemon=True)
+        self._keeper.start()
         try:
             eventually(self._answers, "pgbouncer answers")
         except AssertionError as error:
-            self._process.kill()
             error.add_note((self._folder / "log").read_text(errors="replace")[-2000:])
+            self.__exit__(None, None, None)
             raise
         return self
+
+    def _keep(self) -> None:
+        while True:
+            self._process.wait()
+            if self._over:
+                return
+            self._start()
+            time.sleep(0.1)  # between two tries, if it cannot start
 
     def _start(self) -> None:
         uid, gid = server_user(self._folder / "data")
@@ -92,21 +108,18 @@ class PgBouncer:
         )
 
     def restart(self) -> None:
-        """SIGKILL, and another one on the same port."""
+        """SIGKILL; another one follows on the same port."""
         self._process.kill()
-        self._process.wait()
-        self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = self._process.poll()
-        self._process.kill()
-        self._process.wait()
+        self._over = True
+        while self._keeper.is_alive():
+            self._process.kill()
+            self._keeper.join(0.1)
         self._log.close()
-        said = (self._folder / "log").read_text(errors="replace")[-2000:]
         shutil.rmtree(self._folder, ignore_errors=True)
-        assert ended is None, f"pgbouncer ended by itself ({ended}):\n{said}"
 
     def through(self, dsn: str) -> str:
         """The URL of the same database, by way of the pooler."""

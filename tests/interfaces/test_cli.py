@@ -503,10 +503,10 @@ def test_a_newer_schema_asks_for_a_newer_replaykit(cli: Cli, dsn: str) -> None:
     assert "upgrade replaykit" in said.err
 
 
-def test_another_schema_is_another_place(cli: Cli) -> None:
+def test_another_schema_is_another_place(cli: Cli, dsn: str) -> None:
     """By flag."""
 
-    assert cli("db", "migrate", "--schema", "o'ther sch%ma").code == 0
+    assert cli("db", "migrate", "--schema", "o'ther sch%ma", "--database-url", direct(dsn)).code == 0
     started = cli("start", "nap", "1", "--schema", "o'ther sch%ma").out
 
     assert cli("runs", "--ids", "--schema", "o'ther sch%ma").out == started

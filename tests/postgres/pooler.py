@@ -11,12 +11,16 @@ from types import TracebackType
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _KEY_DATA = b"K"
+_CANCEL = struct.pack("!II", 16, 80_877_102)
 
 
 class Pooler:
     """A proxy before a server's unix socket that changes the pid in BackendKeyData, as transaction pooling does.
 
     Only what detection rests on is imitated: which backend runs a statement does not change here.
+
+    Attributes:
+        cancels: requests to end a statement; none has an effect, for they name that process.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -24,6 +28,7 @@ class Pooler:
         self._target = f"{given['host']}/.s.PGSQL.{given.get('port', 5432)}"
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
+        self.cancels = 0
         self._dsn = make_conninfo(
             dsn, host="127.0.0.1", port=self._listener.getsockname()[1], sslmode="disable", gssencmode="disable"
         )
@@ -48,26 +53,26 @@ class Pooler:
             server.connect(self._target)
             self._sockets += [client, server]
             for source, to, changes in ((client, server, False), (server, client, True)):
-                threading.Thread(target=_pass_on, args=(source, to, changes), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(source, to, changes), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, changes: bool) -> None:
+        try:
+            buffer = b""
+            while data := source.recv(65536):
+                self.cancels += data.startswith(_CANCEL)
+                if changes:
+                    buffer += data
+                    data, changes, buffer = _with_another_pid(buffer)
+                to.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for side in (source, to):
+                with contextlib.suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
 
     def __repr__(self) -> str:
         return f"<Pooler {self._target}>"
-
-
-def _pass_on(source: socket.socket, to: socket.socket, changes: bool) -> None:
-    try:
-        buffer = b""
-        while data := source.recv(65536):
-            if changes:
-                buffer += data
-                data, changes, buffer = _with_another_pid(buffer)
-            to.sendall(data)
-    except OSError:
-        pass
-    finally:
-        for side in (source, to):
-            with contextlib.suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
 
 
 def _with_another_pid(buffer: bytes) -> tuple[bytes, bool, bytes]:

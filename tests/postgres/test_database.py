@@ -21,6 +21,7 @@ from replaykit.runtime.ids import new_id
 from tests.direct import direct
 from tests.postgres.pooler import Pooler
 from tests.postgres.store import Store, step, unit
+from tests.runtime.facts import eventually
 
 PIDS = Statement("test-pid", "select pg_backend_pid(), pg_current_xact_id()::text")
 SETTING = Statement("test-setting", "select current_setting(%(name)s)")
@@ -119,6 +120,39 @@ def test_behind_a_pooler_everything_runs_and_nothing_is_prepared(store: Store) -
         assert leases.parse_clock(sync.run(*leases.heartbeat(store.worker))) is not None
         assert sync.run(PREPARED) == [(0,)]
         sync.close()
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0], ids=["it ends", "it does not"])
+def test_behind_a_pooler_nobody_is_asked_to_end_a_statement_whose_caller_has_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """psycopg would ask, and PgBouncer 1.18 may end of it: the caller waits for the statement, and hangs up after a while."""
+    run = store.running()
+    monkeypatch.setattr(database_module, "LEAVE_SECONDS", patience)
+    waits = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+    async def leave(dsn: str) -> bool:
+        connection = await Database(dsn).connect(lock_timeout_seconds=60.0)
+        with store.transaction() as other:
+            other.execute("select from {schema}.runs where id = %s for update", run.id)
+            writing = asyncio.create_task(connection.run(*journal.write_entry(unit(run, step(1)))))
+            await asyncio.to_thread(eventually, lambda: store.admin.execute(waits).fetchone() is not None, "it waits")
+            writing.cancel()
+            await asyncio.sleep(0)
+            if patience:
+                other.rollback()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+        closed = connection.closed
+        await connection.close()
+        return closed
+
+    pooler = Pooler(direct(store.database.dsn))
+    with pooler as pooled:
+        assert asyncio.run(leave(pooled)) == (not patience)
+        assert pooler.cancels == 0
+    if patience:
+        assert store.admin.execute("select count(*) from journal where run_id = %s", [run.id]).fetchone() == (1,)
 
 
 def test_a_connection_that_the_server_ends_is_transient_and_closed(store: Store) -> None:
