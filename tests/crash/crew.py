@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.crash.workflows import OUTSIDE
-from tests.runtime.facts import eventually, lives
+from tests.runtime.facts import eventually, lives_in
 
 __all__ = ["MODULE", "Crew", "WorkerProcess"]
 
@@ -37,7 +37,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                start_new_session=True,
+                start_new_session=True,  # which its children are of, and nobody else
             )
 
     @property
@@ -65,11 +65,11 @@ class WorkerProcess:
     def children(self) -> list[int]:
         """Pids of the children that live, the spare one that has no work yet among them."""
         started = {e["pid"] for event in ("child_started", "spare_started") for e in self.events(event)}
-        return [pid for pid in started if lives(pid)]
+        return [pid for pid in started if lives_in(pid, self.pid)]
 
     def ready(self) -> list[int]:
         """Pids of the children that live and claim."""
-        return [e["pid"] for e in self.events("child_ready") if lives(e["pid"])]
+        return [e["pid"] for e in self.events("child_ready") if lives_in(e["pid"], self.pid)]
 
     def wait_ready(self, children: int = 1) -> list[int]:
         """Pids of that many children that claim."""

@@ -39,3 +39,12 @@ def lives(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # it ended between opening and reading
         return False
+
+
+def lives_in(pid: int, session: int) -> bool:
+    """Whether it lives, and is of that session: the number of one that has ended may be a stranger's by now, who must not be
+    killed in its place."""
+    try:
+        return lives(pid) and os.getsid(pid) == session
+    except ProcessLookupError:
+        return False

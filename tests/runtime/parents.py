@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from replaykit.runtime.supervisor import WorkerConfig
-from tests.runtime.facts import eventually, lives
+from tests.runtime.facts import eventually, lives_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +33,7 @@ class Parent:
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # which its children are of, and nobody else
         )
         os.close(writing)
         self._events = os.fdopen(reading)
@@ -104,6 +105,6 @@ def running(config: WorkerConfig) -> Iterator[Parent]:
             parent.process.kill()
         parent.process.wait()
         for pid in parent.child_pids():  # before the pipes are read to their end: children hold them too
-            if lives(pid):
+            if lives_in(pid, parent.process.pid):
                 os.kill(pid, signal.SIGKILL)
         parent.close()
