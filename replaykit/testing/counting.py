@@ -31,12 +31,14 @@ class Effect:
         step: key of the step whose body made it; None: no body did.
         idempotency_key: the step's; None: it has none.
         once: the other side recognises a second call by that key.
+        run: id of the step's run; None: no body made it.
     """
 
     what: str
     step: str | None = None
     idempotency_key: str | None = None
     once: bool = False
+    run: str | None = None
 
 
 def count_effect(what: str, *, once: bool = False) -> None:
@@ -59,7 +61,8 @@ def count_effect(what: str, *, once: bool = False) -> None:
     file = os.environ.get(COUNTED_IN)
     if file is None:
         return
-    line = json.dumps(asdict(Effect(what, None if info is None else info.key, key, once))) + "\n"
+    of = (None, None) if info is None else (info.key, str(info.run_id))
+    line = json.dumps(asdict(Effect(what, of[0], key, once, of[1]))) + "\n"
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, line.encode())
@@ -83,7 +86,8 @@ def effects_counted(what: str) -> int:
     file = os.environ.get(COUNTED_IN)
     if file is None:
         return 0
-    return sum(effect.what == what and effect.step == info.key for effect in read_effects(Path(file)))
+    mine = what, info.key, str(info.run_id)
+    return sum((effect.what, effect.step, effect.run) == mine for effect in read_effects(Path(file)))
 
 
 def read_effects(file: Path) -> list[Effect]:

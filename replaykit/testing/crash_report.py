@@ -95,7 +95,7 @@ class Crash:
 
     Attributes:
         run_id: the run, whose rows still stand in the database.
-        commit: at which commit of the run's first process, from 1.
+        commit: at which commit of the run's first process, from 1; 0: at none, its process had executed a run of it before.
         side: `before` the commit was sent, or `after` it stood and before anybody in the process had heard of it.
         what: what the commit brings.
         kills: how many processes were killed; 0: this run made fewer commits.
@@ -123,6 +123,8 @@ class Crash:
     @property
     def where(self) -> str:
         """In words."""
+        if self.commit == 0:
+            return "never, in a process that had executed a run of it before"
         return f"{self.side} commit {self.commit} ({self.what})"
 
 
@@ -176,10 +178,11 @@ class CrashReport:
         by_words: dict[str, list[str]] = {}
         for crash in self.crashes:
             for difference in crash.differences:
-                by_words.setdefault(difference.words, []).append(crash.where if crash.reached else "not killed")
-        for words, where in by_words.items():
-            more = f" and {len(where) - 3} more" if len(where) > 3 else ""
-            lines += [f"  {words}", f"      killed {', '.join(where[:3])}{more}"]
+                where = crash.where if crash.reached or crash.commit == 0 else "never"
+                by_words.setdefault(difference.words, []).append(where)
+        for words, places in by_words.items():
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            lines += [f"  {words}", f"      killed {', '.join(places[:3])}{more}"]
         if self.repeated:
             again = ", ".join(f"{step} ({times})" for step, times in self.repeated.items())
             lines.append(f"  bodies that ran again, and in how many runs: {again}")

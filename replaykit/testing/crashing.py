@@ -65,8 +65,8 @@ DOUBTS: Final = Statement(
     "select key, idempotency_key from {schema}.intents"
     " where run_id = %(run)s and state = 'unknown' and resolved_at is null order by key",
 )
-# Runs draw from their seed: with one seed all runs draw the same, and can be compared.
-SEED: Final = Statement("runs-seed-crashed", "update {schema}.runs set seed = 1 where id = %(run)s")
+# Runs draw from their seed: with one seed all runs draw the same, and can be compared. Only then may a worker see it.
+SEED: Final = Statement("runs-seed-crashed", "update {schema}.runs set seed = 1, queue = %(queue)s where id = %(run)s")
 
 
 @dataclass(frozen=True)
@@ -179,19 +179,26 @@ def _check(workflow: object, kill: Sequence[str], ignore: Sequence[str], timeout
 def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], jobs: int) -> CrashReport:
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="replaykit-crash")
     try:
-        clean, twin = pool.map(lab.run_clean, (0, 1)) if jobs > 1 else map(lab.run_clean, (0, 1))
+        clean_runs: list[Callable[[], Ran]] = [
+            lambda: lab.run_clean(0),
+            lambda: lab.run_clean(1),
+            lab.run_after_another,
+        ]
+        clean, twin, later = pool.map(lambda run: run(), clean_runs)
         vary = varying(facts(clean), facts(twin))
         declared = clean.declared
 
-        def crash_at(kill: Kill) -> Crash:
-            ran = lab.run_killed(kill)
+        def compared(ran: Ran, commit: int, side: str) -> Crash:
             declared.update(ran.declared)
-            what = ran.commits[kill.commit - 1] if kill.commit <= len(ran.commits) else "none"
+            what = ran.commits[commit - 1] if 0 < commit <= len(ran.commits) else "none"
             again = tuple(step for step, times in ran.begun.items() if times > clean.begun[step])
             found = differences(clean, ran, vary=vary, ignore=ignore, declared=declared)
             held = ran.reason if ran.state == "held" else None
             doubts = tuple(dict.fromkeys(ran.doubts))
-            return Crash(ran.run_id, kill.commit, kill.side, what, ran.kills, again, doubts, held, found)
+            return Crash(ran.run_id, commit, side, what, ran.kills, again, doubts, held, found)
+
+        def crash_at(kill: Kill) -> Crash:
+            return compared(lab.run_killed(kill), kill.commit, kill.side)
 
         commits = max(len(clean.commits), len(twin.commits))
         kills = [Kill(commit=number, side=side) for number in range(1, commits + 1) for side in sides]
@@ -204,6 +211,8 @@ def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], job
                 crashes += [crash] if crash.differences else []
                 break
             crashes += [crash, *map(crash_at, others)]
+        after_another = compared(later, 0, "")
+        crashes += [after_another] if after_another.differences else []
     except BaseException:
         lab.stop()
         raise
@@ -316,25 +325,45 @@ class _Lab:
             ConfigurationError: it does not come to an end.
         """
         with self._experiment() as test:
-            child = test.child(generation, None)
-            child.go()
+            self._finish_clean(test, generation).kill()
+        return test.ran
+
+    def run_after_another(self) -> Ran:
+        """A run in a process that has executed another one already, as a worker's processes have.
+
+        Raises:
+            ConfigurationError: that other one does not come to an end.
+        """
+        with self._experiment() as test:
+            child = self._finish_clean(test, 0)
+            child.hush()
+            test.start_another()
             if not test.watch(child):
-                began = [step for step, times in test.ran.begun.items() if times]
-                after = f" after {began[-1]} had begun" if began else ""
-                words = self.nursery.last_words().strip()
-                raise ConfigurationError(
-                    f"a clean run of {self.workflow.name} ended its process{after}"
-                    + (f"; its last words:\n{words}" if words else " and said nothing")
-                )
+                test.ran.broken.append("the process that had executed a run of it before ended by itself")
             test.look()
             child.kill()
+        return test.ran
+
+    def _finish_clean(self, test: _Experiment, generation: int) -> _Child:
+        """Its process, which lives."""
+        child = test.child(generation, None)
+        child.go()
+        if not test.watch(child):
+            began = [step for step, times in test.ran.begun.items() if times]
+            after = f" after {began[-1]} had begun" if began else ""
+            words = self.nursery.last_words().strip()
+            raise ConfigurationError(
+                f"a clean run of {self.workflow.name} ended its process{after}"
+                + (f"; its last words:\n{words}" if words else " and said nothing")
+            )
+        test.look()
         ran = test.ran
         if ran.state not in _ENDED or (ran.state == "held" and not ran.doubts):
             raise ConfigurationError(
                 f"a clean run of {self.workflow.name} is {ran.state}, so there is nothing to compare with"
                 + (f": {ran.reason}" if ran.reason else f": give it more than timeout={self.timeout:g}")
             )
-        return ran
+        return child
 
     def run_killed(self, kill: Kill) -> Ran:
         """A run whose process is killed there, and which another one takes up; which is killed at once, too, if `twice`."""
@@ -406,11 +435,22 @@ class _Experiment:
         self._children: list[_Child] = []
         self._standing: list[Entry] = []
         self._words = 0
+        self._counted_before = 0  # lines of the run before this one
 
     def start(self) -> None:
-        """Begin the run; nobody takes it yet."""
-        self.ran = Ran(self._lab.start_run(self._queue))
-        self._connection.run(SEED, {"run": self.ran.run_id})
+        """Begin the run, for whoever executes its queue."""
+        self.ran = Ran(self._lab.start_run(f"{self._queue}-new"))
+        self._connection.run(SEED, {"run": self.ran.run_id, "queue": self._queue})
+
+    def start_another(self) -> None:
+        """Begin another run, for the same processes; the one before has ended."""
+        self._counted_before = len(read_effects(self._counted_in))
+        self._words = 0
+        self.start()
+
+    def _effects(self) -> list[Effect]:
+        effects = read_effects(self._counted_in)[self._counted_before :]
+        return [effect for effect in effects if effect.run in (None, str(self.ran.run_id))]
 
     def stop(self) -> None:
         """End its processes; its own thread hears of that. From another."""
@@ -473,7 +513,7 @@ class _Experiment:
             return False
         self._words += 1
         for key, idempotency_key in doubts:
-            effects = tuple(read_effects(self._counted_in))
+            effects = tuple(self._effects())
             self._lab.say_word(Doubt(self.ran.run_id, key, idempotency_key, effects))
         return True
 
@@ -494,7 +534,7 @@ class _Experiment:
                 ran.broken.append(f"the entry of {before.key} stood in the journal, and does not stand as it did")
         if ran.state != "held":
             ran.doubts = ran.doubts if self._words else []
-        ran.effects = tally(read_effects(self._counted_in))
+        ran.effects = tally(self._effects())
         if self._lab.effects is not None:
             ran.outside = self._lab.effects(ran.run_id)
 
@@ -566,6 +606,14 @@ class _Child:
         for line in lines:
             hear(json.loads(line))
         return not self._gone
+
+    def hush(self) -> None:
+        """Pass over all that it has said so far."""
+        heard: list[Mapping[str, Any]] = [{}]
+        while heard or self._unread:
+            heard.clear()
+            if not self.listen(_LOOK_SECONDS, heard.append):
+                return
 
     def kill(self) -> None:
         """End it, and wait until it has ended."""

@@ -39,6 +39,31 @@ async def tells_state() -> list[int]:
     return numbers[1:]
 
 
+# ------------------------------------------------------------------ a workflow that keeps something in its process
+
+remembered: dict[str, int] = {}
+"""Of this process."""
+
+
+async def look_up(name: str) -> int:
+    """Takes a while."""
+    return len(name)
+
+
+@workflow
+async def remembers(name: str) -> int:
+    """Looks up what no other run has."""
+    if name not in remembered:
+        remembered[name] = await step(look_up, name)
+    return await step(number_after, remembered[name])
+
+
+@workflow
+async def looks_up(name: str) -> int:
+    """Looks up what it needs."""
+    return await step(number_after, await step(look_up, name))
+
+
 # ------------------------------------------------------------------ an effect outside of a step
 
 

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import psycopg
 
-from replaykit import step, workflow
+from replaykit import Landed, NotLanded, StepInfo, step, workflow
+from replaykit.testing import count_effect, effects_counted
 
 
 @contextlib.asynccontextmanager
@@ -63,6 +64,25 @@ async def leave() -> None:
 async def ends_process() -> None:
     """Does not come to an end, nor does its process."""
     await step(leave)
+
+
+async def find_payment(info: StepInfo) -> Landed[int] | NotLanded:
+    """How often this run has paid, if it has."""
+    times = effects_counted("pay")
+    return Landed(times) if times else NotLanded()
+
+
+@step.policy(effect="irreversible", reconcile=find_payment)
+async def pay() -> int:
+    """Its answer is always lost."""
+    count_effect("pay")
+    raise ConnectionError("no answer")
+
+
+@workflow
+async def pays_once() -> int:
+    """Once."""
+    return await step(pay)
 
 
 async def end_connections(dsn: str) -> None:

@@ -60,6 +60,29 @@ def test_a_planted_bug_is_found(bug: Workflow[..., Any], sentence: str, dsn: str
     assert "killed before commit" in str(told.value) or "killed after commit" in str(told.value)
 
 
+def test_what_a_run_leaves_in_its_process_for_the_next_is_found(dsn: str, nursery: Nursery) -> None:
+    """No kill shows it: a process that takes over is as new as a first one. So one executes two runs."""
+
+    report = crash_everywhere(planted.remembers, "ann", dsn=dsn, nursery=nursery)
+
+    assert [(crash.commit, crash.kills) for crash in report.crashes if crash.differences] == [(0, 0)]
+    assert str(report).splitlines()[:3] == [
+        "remembers: killed 4 times at 2 commits: 1 of 5 runs comes to another end",
+        "  look_up has no entry, which it has in a clean run",
+        "      killed never, in a process that had executed a run of it before",
+    ]
+    crash_everywhere(planted.looks_up, "ann", dsn=dsn, nursery=nursery).raise_if_not_ok()
+
+
+def test_what_one_run_counts_is_not_counted_for_the_next_of_its_process(dsn: str, nursery: Nursery) -> None:
+    """Neither for the report nor for a reconciler."""
+
+    report = crash_everywhere(crash_victims.pays_once, dsn=dsn, nursery=nursery)
+
+    report.raise_if_not_ok()
+    assert report.commits == ("intent of pay", "pay, the end")
+
+
 TWINS: list[Workflow[..., Any]] = [
     planted.tells_state,
     planted.acts_in_step,
