@@ -80,6 +80,13 @@ class WorkerProcess:
             raise
         return self.ready()
 
+    def wait_ordinary(self) -> int:
+        """The pid of a child that claims runs which nobody suspects; on a busy machine there may be solo children, too."""
+        return eventually(
+            lambda: [pid for pid in self.ready() if self.events("child_started", pid=pid, solo=False)],
+            "a child is ready that is no solo child",
+        )[0]
+
     def worker_id(self, pid: int) -> str:
         """The id under which that child holds leases."""
         (event,) = self.events("child_started", pid=pid)

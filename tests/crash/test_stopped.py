@@ -74,7 +74,7 @@ def test_a_child_stopped_at_a_random_moment_writes_nothing_afterwards(
         started += start(crew.dsn, chain, [(30, 0.0, 0.05)] * 20)
         calls = outside.count + random.randrange(200)
         eventually(lambda: outside.count >= calls, "bodies are called")  # noqa: B023
-        (child,) = workers[turn % 2].wait_ready()
+        child = workers[turn % 2].wait_ordinary()
         incarnation = workers[turn % 2].worker_id(child)
         outside.excuse(child)
         os.kill(child, signal.SIGSTOP)
