@@ -47,12 +47,14 @@ from replaykit.replay.calls import CURRENT_STEP, Workflow
 from replaykit.replay.driver import Phase
 from replaykit.replay.entries import ClaimedRun, Entry, Finish, Hold, Unit, Verdict
 from replaykit.replay.tags import remember_modules
+from replaykit.runtime.bodies import Bodies, Body
 from replaykit.runtime.client import CLAIM_TASK, Client
 from replaykit.runtime.clock import DatabaseClock
-from replaykit.runtime.executor import Body, Executor, Shop
+from replaykit.runtime.executor import Executor
 from replaykit.runtime.heartbeat import EXIT_LEASE_LOST, Heartbeat
 from replaykit.runtime.ids import write_ids
 from replaykit.runtime.leftovers import DefaultThreads, Leftovers
+from replaykit.runtime.shop import Shop
 from replaykit.runtime.target import Target
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.transactions import BodyTransaction
@@ -65,6 +67,7 @@ __all__ = ["Lifespan", "Worker"]
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """An async context manager without arguments; what it yields is `step.current().resources`."""
 
+_OF_RUNS: Final = (Executor.__module__, Bodies.__module__)  # whose frames know the run that they work for
 _TICK_SECONDS: Final = 0.05  # between two signs of the loop's life, and two looks at what was postponed
 _REAP_SECONDS: Final = 0.5  # between two looks for workers whose lease has ended
 _PRUNE_SECONDS: Final = 3_600.0  # between two sweeps of old rows of workers
@@ -214,11 +217,11 @@ class Worker:
         self._begin_drain()
         await self._until_quiet(grace)
         for executor in list(self._executors.values()):
-            executor.stop_bodies(effects=False)
+            executor.bodies.stop(effects=False)
             executor.stop_reconcilers()
         await self._until_quiet(max(grace, self.settings.effect_grace) - grace, acting_only=True)
         for executor in list(self._executors.values()):
-            executor.stop_bodies()
+            executor.bodies.stop()
         await self._until_quiet(1.0, async_only=True)
         await self._flush(2.0)
         await self._close(although_bodies_run=not self._supervised)
@@ -232,7 +235,7 @@ class Worker:
             return
         self._begin_drain()
         for executor in list(self._executors.values()):
-            executor.stop_bodies()
+            executor.bodies.stop()
             executor.stop_reconcilers()
         await self._until_quiet(0.7, async_only=True)
         await self._flush(0.7)
@@ -241,7 +244,7 @@ class Worker:
     @property
     def bodies(self) -> int:
         """Steps of which anything is running in this process: bodies, those that were given up, and what they have left."""
-        running = {(e.run.id, key) for e in list(self._executors.values()) for key in list(e.bodies)}
+        running = {(e.run.id, key) for e in list(self._executors.values()) for key in list(e.bodies.running)}
         return len(running | self._shop.leftovers.steps())
 
     # ------------------------------------------------------------------ opening and closing
@@ -271,7 +274,6 @@ class Worker:
             new_id=write_ids(),
             valid=self._valid,
             congested=lambda: writer.backlog_bytes > BACKLOG_BYTES_MAX,
-            left=self._left,
             lend=lambda call: BodyTransaction(connections, call),
             attentive=self._attentive,
             resources=resources,
@@ -342,7 +344,8 @@ class Worker:
             if acting_only and not any(executor.acts for executor in self._executors.values()):
                 return
             if async_only and all(
-                all(not b.is_async for b in e.bodies.values()) and e.bodies for e in self._executors.values()
+                all(not b.is_async for b in e.bodies.running.values()) and e.bodies.running
+                for e in self._executors.values()
             ):
                 return
             self._quiet.clear()
@@ -426,7 +429,7 @@ class Worker:
         in_flight = [
             {"run_id": str(executor.run.id), "key": body.call.key, "attempt": body.attempt, "since": body.started_at}
             for executor in list(self._executors.values())
-            for body in list(executor.bodies.values())
+            for body in list(executor.bodies.running.values())
             if body.started_at < old
         ]
         in_flight += [
@@ -470,7 +473,7 @@ class Worker:
             self._unproven = False
             return
         again, self._unproven = self._unproven, True
-        if again and any(body.is_async for one in self._executors.values() for body in one.bodies.values()):
+        if again and any(body.is_async for one in self._executors.values() for body in one.bodies.running.values()):
             log.warning("lease_not_renewed_in_time", worker=str(self.worker_id))
             self._lease_lost(self.worker_id)
 
@@ -498,10 +501,11 @@ class Worker:
         """Whose code the loop executes at this moment. In the watchdog's thread."""
         at: FrameType | None = frame
         while at is not None:
-            executor = at.f_locals.get("self") if at.f_globals.get("__name__") == Executor.__module__ else None
-            if isinstance(executor, Executor):  # of a body's task, else the workflow's own code
-                bodies = list(executor.bodies.items())
-                return executor.run.id, next((key for key, body in bodies if body.task is task), None)
+            found = at.f_locals.get("self") if at.f_globals.get("__name__") in _OF_RUNS else None
+            bodies = found.bodies if isinstance(found, Executor) else found
+            if isinstance(bodies, Bodies):  # of a body's task, else the workflow's own code
+                running = list(bodies.running.items())
+                return bodies.run_id, next((key for key, body in running if body.task is task), None)
             at = at.f_back
         # A task that a body has made: its context says whose it is (it can be asked from 3.12 on).
         context: Mapping[Any, Any] = getattr(task, "get_context", dict)()
@@ -641,7 +645,7 @@ class Worker:
         return claimed if worker == self.worker_id else []  # else their lease was lost while the answer was on its way
 
     def _admit(self, run: ClaimedRun) -> None:
-        executor = Executor(self._shop, run, self.workflows[run.workflow])
+        executor = Executor(self._shop, run, self.workflows[run.workflow], self._left)
         if self.draining:  # the claim was on its way when the drain began
             executor.drain()
         self._executors[run.id] = executor
@@ -718,7 +722,7 @@ class Worker:
 
     def _part_with(self, executor: Executor) -> None:
         # With bodies side by side it stays until later: what comes after the short ones would wait for the long one.
-        if len(executor.bodies) <= 1:
+        if len(executor.bodies.running) <= 1:
             asyncio.get_running_loop().call_soon(executor.drain)
 
     def _left(self, executor: Executor, phase: Phase) -> None:

@@ -32,7 +32,7 @@ from replaykit.errors import ConfigurationError
 from replaykit.limits import Settings
 from replaykit.postgres.transaction import Commit, Transaction
 from replaykit.replay.entries import Finish, Hold, Park, State, Unit, Verdict
-from replaykit.runtime import executor, writer
+from replaykit.runtime import bodies, executor, writer
 from replaykit.runtime.lifeline import PR_SET_PDEATHSIG
 from replaykit.runtime.modules import load_object, load_workflows
 from replaykit.runtime.worker import Worker
@@ -246,7 +246,7 @@ class Hooks:
             writer._send,
             Transaction.commit,
             executor.Executor._start_body,
-            executor.bind_body,  # type: ignore[attr-defined]
+            bodies.bind_body,  # type: ignore[attr-defined]
         )
 
         async def _send(connection: Any, units: list[Unit]) -> dict[UUID, Verdict]:
@@ -274,7 +274,7 @@ class Hooks:
         writer._send = _send
         Transaction.commit = _commit  # type: ignore[method-assign, assignment]
         executor.Executor._start_body = _start_body  # type: ignore[method-assign, assignment]
-        executor.bind_body = _bind_body  # type: ignore[attr-defined]
+        bodies.bind_body = _bind_body  # type: ignore[attr-defined]
 
     def _before(self, units: list[Unit]) -> int:
         self._commits += 1

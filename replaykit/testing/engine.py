@@ -27,8 +27,10 @@ from replaykit.replay.entries import ClaimedRun, Entry, State, Unit
 from replaykit.replay.execution import current_execution
 from replaykit.replay.requests import CallStep
 from replaykit.replay.tags import remember_modules
-from replaykit.runtime.executor import Body, Executor, Shop
+from replaykit.runtime.bodies import Body
+from replaykit.runtime.executor import Executor
 from replaykit.runtime.ids import write_ids
+from replaykit.runtime.shop import Shop
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left
 from replaykit.runtime.watcher import ENDED
@@ -55,7 +57,7 @@ class _Executor(Executor):
     """An executor that is woken by virtual time alone, and calls stubs."""
 
     def __init__(self, engine: Engine, shop: Shop, run: ClaimedRun, workflow: Workflow[..., Any]) -> None:
-        super().__init__(shop, run, workflow)
+        super().__init__(shop, run, workflow, engine.forget_run)
         self.stays = len(run.entries) > REPLAYED_ENTRIES_MAX  # in memory while it waits
         self.replay_at = 2 * len(run.entries)
         self._engine = engine
@@ -215,7 +217,7 @@ class Engine:
         """The body whose code this is."""
         info = CURRENT_STEP.get()
         executor = None if info is None else self._executors.get(info.run_id)
-        return None if info is None or executor is None else executor.bodies.get(info.key)
+        return None if info is None or executor is None else executor.bodies.running.get(info.key)
 
     def wake(self, run_id: UUID) -> None:
         """Others have written to the run."""
@@ -290,8 +292,8 @@ class Engine:
         driver = executor.driver
         if driver is None or driver.unit is not None or executor.asks:
             return False
-        if executor.bodies:
-            return all(self._resting[id(body)] > 0 for body in executor.bodies.values())
+        if executor.bodies.running:
+            return all(self._resting[id(body)] > 0 for body in executor.bodies.running.values())
         if not executor.stays or driver.in_flight or executor.shop.threads_alive:
             return False
         return driver.next_wake is not None and driver.next_wake > self.clock.now()
@@ -321,7 +323,7 @@ class Engine:
         if executor is None:
             waits = f"waits ({row.waiting_for})"
         else:
-            waits = "has a step that waits" if executor.bodies else "waits"
+            waits = "has a step that waits" if executor.bodies.running else "waits"
         until = row.available_at if row.state == State.WAITING and row.available_at is not None else due
         return (
             f"{of} {waits} until {moment_of(until).isoformat()}, and virtual time stands still at "
@@ -340,7 +342,7 @@ class Engine:
                 future.set_result(None)
         self._sleepers = [(due, future) for due, future in self._sleepers if not future.done()]
         for executor in list(self._executors.values()):
-            if executor.stays and not executor.bodies and self._entries(executor) >= executor.replay_at:
+            if executor.stays and not executor.bodies.running and self._entries(executor) >= executor.replay_at:
                 executor.drain()
             executor.tick()
         self.memory.promote(now)
@@ -379,7 +381,6 @@ class Engine:
                 new_id=write_ids(),
                 valid=lambda: True,
                 congested=lambda: False,
-                left=self._left,
                 lend=lambda call: LentInMemory(call, self._connection),
                 attentive=lambda unit, answer: answer,
                 resources=self._resources,
@@ -402,7 +403,7 @@ class Engine:
         answer(verdict, words)
         self._tell()
 
-    def _left(self, executor: Executor, phase: Phase) -> None:
+    def forget_run(self, executor: Executor, phase: Phase) -> None:
         """A run is no longer in memory."""
         if self._executors.get(executor.run.id) is executor:
             del self._executors[executor.run.id]
