@@ -115,6 +115,9 @@ class Bodies:
         self._wake = wake
         self._host = asyncio.get_running_loop()
 
+    def __len__(self) -> int:
+        return len(self.running)
+
     # ------------------------------------------------------------------ a body begins
 
     def start(self, action: StartBody, started_at: int) -> None:
