@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,9 +51,14 @@ SETTINGS: Final = {
     "wal_retrieve_retry_interval": "200ms",
 }
 STOPS: Final = (Point.BEFORE_INTENT, Point.INTENT_COMMITTED, Point.BEFORE_REQUEST, Point.BEFORE_RECORD, Point.RECORDED)
-STEPS: Final = ("charge", "reserve", "wire_money", "visit", "book0")
+STEPS: Final = ("charge", "reserve", "wire_money", "book0")  # which have intents
+POINT_SECONDS: Final = 8.0  # for somebody to come to a marked point
 
-Later = tuple[float, Callable[[], None]]
+STOP_AT_POINT: Final = "process stopped at a marked point past its lease, continued"
+
+Later = tuple[float, Callable[[], object]]
+Fault = Callable[[], bool | None]
+"""False: there was nothing to do it to. It does not count then."""
 
 
 class Soak:
@@ -71,6 +76,7 @@ class Soak:
         self.hired_again = 0
         self._later: list[Later] = []
         self._bag: list[str] = []
+        self._minutes = 0  # by which a clock is wrong
         self._stack = stack
         self._disk: Disk | None = self._mount(folder / "disk-1") if can_mount() else None
         disk = self._mount(folder / "disk-2") if can_mount() else None
@@ -119,13 +125,13 @@ class Soak:
 
     # ------------------------------------------------------------------ faults
 
-    def _choose(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _choose(self) -> Iterator[tuple[str, Fault]]:
         """What can be done here."""
         yield "worker process killed (SIGKILL)", self._kill_child
         yield "whole worker killed, parent and children", self._kill_worker
         yield "worker drained (SIGTERM), another hired", self._drain
         yield "process stopped past its lease, continued", self._stop
-        yield "process stopped at a marked point past its lease, continued", self._stop_at_point
+        yield STOP_AT_POINT, self._stop_at_point
         yield "connections cut", lambda: self.wire.cut(self.chance.uniform(0.2, 1))
         yield "connections refused for a while", self._refuse
         yield "commit done, its acknowledgement lost", lambda: self.wire.lose(Lose.ANSWER, self.chance.randrange(1, 6))
@@ -151,58 +157,69 @@ class Soak:
         else:
             self.missing["PgBouncer"] = "needs pgbouncer (Debian: apt-get install pgbouncer)"
 
-    def _kill_child(self) -> None:
-        if children := self._children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.chance.choice(children), signal.SIGKILL)
+    def _kill_child(self) -> bool:
+        children = self._children()
+        return bool(children) and _send(self.chance.choice(children), signal.SIGKILL)
 
-    def _kill_worker(self) -> None:
-        self.chance.choice(self.workers)[0].kill_all()
+    def _living(self) -> WorkerProcess | None:
+        living = [worker for worker, _ in self.workers if worker.process.poll() is None]
+        return self.chance.choice(living) if living else None
 
-    def _drain(self) -> None:
-        worker = self.chance.choice(self.workers)[0]
-        with contextlib.suppress(ProcessLookupError):
+    def _kill_worker(self) -> bool:
+        worker = self._living()
+        if worker is not None:
+            worker.kill_all()
+        return worker is not None
+
+    def _drain(self) -> bool:
+        worker = self._living()
+        if worker is not None:
             worker.process.send_signal(signal.SIGTERM)
+        return worker is not None
 
-    def _stop(self) -> None:
-        if children := self._children():
-            self._stopped(self.chance.choice(children), lambda: None)
+    def _stop(self) -> bool:
+        children = self._children()
+        return bool(children) and self._stopped(self.chance.choice(children), lambda: None)
 
-    def _stopped(self, pid: int, before: Callable[[], None]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+    def _stopped(self, pid: int, before: Callable[[], None]) -> bool:
+        if not _send(pid, signal.SIGSTOP):
+            before()
+            return False
 
         def go_on() -> None:
             self.load.continued[pid] = time.time()
             before()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            _send(pid, signal.SIGCONT)
 
         self._soon(LEASE_SECONDS + 3, go_on)
+        return True
 
-    def _stop_at_point(self) -> None:
+    def _stop_at_point(self) -> bool:
+        """Counted once it is reached."""
         if any(name in ("go", "stop", "reached") for name in os.listdir(self.points.folder)):
-            return  # one at a time
+            return False  # one at a time
         self.points.arm(self.chance.choice(STOPS), self.chance.choice(STEPS))
+        self._wait_at_point(time.monotonic() + POINT_SECONDS)
+        return False
 
-        def reached() -> None:
+    def _wait_at_point(self, until: float) -> None:
+        """Nobody may come there."""
+        if time.monotonic() > until:
             (self.points.folder / "stop").unlink(missing_ok=True)
-            if (self.points.folder / "reached").exists():
-                self._stopped(int((self.points.folder / "reached").read_text()), self._leave_point)
-            else:
-                self._soon(0.5, self._not_reached)
+            self._soon(0.5, self._stop_there)  # at the last moment
+        elif not self._stop_there():
+            self._soon(0.1, lambda: self._wait_at_point(until))
 
-        self._soon(1.5, reached)
+    def _stop_there(self) -> bool:
+        if not (self.points.folder / "reached").exists():
+            return False
+        if self._stopped(int((self.points.folder / "reached").read_text()), self._leave_point):
+            self.times[STOP_AT_POINT] += 1
+        return True
 
     def _leave_point(self) -> None:
         self.points.go()
         self._soon(1, self._forget_point)
-
-    def _not_reached(self) -> None:
-        if (self.points.folder / "reached").exists():  # at the last moment
-            self._stopped(int((self.points.folder / "reached").read_text()), self._leave_point)
-        else:
-            self.times["process stopped at a marked point past its lease, continued"] -= 1
 
     def _forget_point(self) -> None:
         for name in ("go", "stop", "reached"):
@@ -227,20 +244,24 @@ class Soak:
             " and pid <> pg_backend_pid()"
         )
 
-    def _lock(self) -> None:
+    def _lock(self) -> bool:
         """Of a transaction that somebody has left open."""
         connection = psycopg.connect(self.server.dsn, options="-c search_path=replaykit -c lock_timeout=1s")
+        locked = 0
 
         def release() -> None:
             with contextlib.suppress(psycopg.Error):
                 connection.close()
 
         try:
-            connection.execute("select id from runs where state = 'running' order by random() limit 3 for update")
+            locked = connection.execute(
+                "select id from runs where state = 'running' order by random() limit 3 for update"
+            ).rowcount
         except psycopg.Error:
             release()
-            return
+            return False
         self._soon(self.chance.uniform(0.5, 4), release)
+        return locked > 0
 
     def _kill_server(self, how: signal.Signals) -> None:
         self.server.kill(how)
@@ -263,7 +284,8 @@ class Soak:
 
     def _move_clock(self) -> None:
         assert self.clocks is not None
-        self.clocks.move(self.chance.choice((-10, -1, 0, 1, 10)))
+        self._minutes = self.chance.choice([n for n in (-10, -1, 0, 1, 10) if n != self._minutes])
+        self.clocks.move(self._minutes)
 
     def _kill_pooler(self) -> None:
         assert self.pooler is not None
@@ -287,15 +309,16 @@ class Soak:
             self._bag = self.chance.sample(list(self.faults), len(self.faults))
         return self._bag.pop()
 
-    def _soon(self, seconds: float, what: Callable[[], None]) -> None:
+    def _soon(self, seconds: float, what: Callable[[], object]) -> None:
         self._later.append((time.monotonic() + seconds, what))
 
-    def _timed(self, what: Callable[[], None], name: str) -> None:
+    def _timed(self, what: Fault, name: str) -> bool | None:
         """Do it; say so if it takes long: nothing else happens meanwhile."""
         begun = time.monotonic()
-        what()
+        done = what()
         if (took := time.monotonic() - begun) > 10:
             print(f"  {name}: {took:.0f} s", flush=True)
+        return done
 
     def _catch_up(self) -> None:
         while due := [one for one in self._later if one[0] <= time.monotonic()]:
@@ -315,8 +338,7 @@ class Soak:
             if self.standby is not None and time.monotonic() > begun + minutes * 30:
                 self.fail_over()
             name = self._next()
-            self.times[name] += 1
-            self._timed(self.faults[name], name)
+            self.times[name] += self._timed(self.faults[name], name) is not False
             time.sleep(self.chance.expovariate(1 / MEAN_GAP_SECONDS))
             if time.monotonic() - told > 30:
                 told = time.monotonic()
@@ -338,7 +360,7 @@ class Soak:
         """The page's part."""
         states = dict(self.load.ask("select state, count(*) from runs group by 1 order by 2 desc"))
         ((entries, recoveries),) = self.load.ask(
-            "select (select count(*) from journal), (select sum(recoveries) from runs)"
+            "select (select count(*) from journal), (select coalesce(sum(recoveries), 0) from runs)"
         )
         calls = sum(len(many) for many in self.load.calls.all().values())
         counted = ", ".join(f"{number:,} {state}" for state, number in states.items())
@@ -347,7 +369,7 @@ class Soak:
         yield ""
         yield "| fault | times |"
         yield "|---|---|"
-        yield from (f"| {name} | {number:,} |" for name, number in sorted(self.times.items()) if number)
+        yield from (f"| {name} | {number:,} |" for name, number in sorted(self.times.items()))
         yield from (f"| {name} | not run: {why} |" for name, why in sorted(self.missing.items()))
         yield ""
         yield (
@@ -357,6 +379,15 @@ class Soak:
             f"{self.wire.lost[Lose.ANSWER]:,}; connections cut {self.wire.links_cut:,}. Every run ended; the checker found "
             "nothing."
         )
+
+
+def _send(pid: int, what: signal.Signals) -> bool:
+    """Whether there was somebody to get it."""
+    try:
+        os.kill(pid, what)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def machine() -> str:
@@ -372,14 +403,26 @@ def record(lines: list[str]) -> None:
     PAGE.write_text(f"{before}{mark}{chr(10).join(lines)}\n{end}{after}", encoding="utf-8")
 
 
-def main() -> int:
+def a_while(text: str) -> float:
+    """Minutes, as somebody gives them.
+
+    Raises:
+        ArgumentTypeError: no time at all, or for ever.
+    """
+    minutes = float(text)
+    if not 0 < minutes < 10_000:
+        raise argparse.ArgumentTypeError(f"{text} is no number of minutes, more than 0")
+    return minutes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser("python -m tests.faults.soak")
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--minutes", type=a_while, default=10.0)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--record", action="store_true", help="write docs/reliability.md")
     parser.add_argument("--keep", action="store_true", help="leave logs and files where they are")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     seed = given.seed if given.seed is not None else random.randrange(10**6)
     print(f"seed {seed}, {given.minutes:g} minutes", flush=True)
     folder = make_open_folder()
@@ -398,8 +441,10 @@ def main() -> int:
                 record(lines)
             fine = True
     except AssertionError as error:
-        print(f"{error}\nlogs and files: {folder}", file=sys.stderr)
+        print(error, file=sys.stderr)
     finally:
+        if not fine:  # also whatever else went wrong, whose traceback comes below
+            print(f"seed {seed}; logs and files: {folder}", file=sys.stderr)
         if fine and not given.keep:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if fine else 1
