@@ -474,6 +474,7 @@ def _calls(run: RunRecord, journal: _Journal, calls: Sequence[Call]) -> _Said:
     intents = {(intent.key, intent.attempt): intent for intent in run.intents}
     tries = Counter(tried.key for tried in run.tries)
     attempts = Counter(intent.key for intent in run.intents)
+    keys = _keys_by_step(run, journal) if calls else {}
     by_key: dict[str, list[Call]] = {}
     for call in calls:
         if not call.excused:
@@ -489,7 +490,7 @@ def _calls(run: RunRecord, journal: _Journal, calls: Sequence[Call]) -> _Said:
             yield from _in_time(run, journal, call)
         if any(call.effect in _CALLED for call in made):
             yield from _called(journal, key, made, intents)
-        yield from _keyed(journal, key, made, intents)
+        yield from _keyed(key, made, keys.get(key, set()))
 
 
 def _in_time(run: RunRecord, journal: _Journal, call: Call) -> _Said:
@@ -544,9 +545,16 @@ def _called(journal: _Journal, key: str, made: Sequence[Call], intents: dict[tup
             )
 
 
-def _keyed(journal: _Journal, key: str, made: Sequence[Call], intents: dict[tuple[str, int], IntentRow]) -> _Said:
-    allowed = {other for other, step in journal.keys.items() if step == key}
-    allowed |= {intent.idempotency_key for (step, _), intent in intents.items() if step == key}
+def _keys_by_step(run: RunRecord, journal: _Journal) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for idempotency_key, step in journal.keys.items():
+        found.setdefault(step, set()).add(idempotency_key)
+    for intent in run.intents:
+        found.setdefault(intent.key, set()).add(intent.idempotency_key)
+    return found
+
+
+def _keyed(key: str, made: Sequence[Call], allowed: set[str]) -> _Said:
     used = {call.idempotency_key for call in made if call.idempotency_key}
     if allowed and used - allowed:
         yield "one-key", f"step {key} was called with idempotency key {min(used - allowed)}, which is not its own"
