@@ -68,6 +68,15 @@ def test_a_claim_passes_by_a_suspect(store: Store) -> None:
     assert store.claim() == []
 
 
+def test_a_run_that_was_due_earlier_goes_first_whichever_was_started_first(store: Store) -> None:
+    """Its age is counted from the moment since which it could go on."""
+    old, young = store.start(), store.start()
+    store.admin.execute("update runs set available_at = available_at + interval '1 s' where id = %s", [old])
+
+    assert [r.id for r in store.claim(limit=1)] == [young]
+    assert [r.id for r in store.claim()] == [old]
+
+
 @pytest.mark.parametrize("end", ["expired", "stopped", "pruned"])
 def test_a_worker_whose_row_is_dead_takes_nothing(store: Store, end: str) -> None:
     """A process that was stopped past its lease and continued must not begin with a claim."""
@@ -83,6 +92,9 @@ def test_a_worker_whose_row_is_dead_takes_nothing(store: Store, end: str) -> Non
 
     assert store.claim(worker=worker) == []
     assert len(store.claim()) == 1
+    store.admin.execute("update runs set state = 'pending', lease_token = null, worker = null, suspect = true")
+    assert store.claim_suspects((), worker) == []
+    assert len(store.claim_suspects(())) == 1
 
 
 def test_twenty_claimers_at_once_take_each_run_once(store: Store) -> None:
@@ -261,12 +273,26 @@ def test_due_runs_are_promoted_in_turns(store: Store) -> None:
     store.write(unit(store.claim_after(store.start()), change=Park("signal", None, 0)))
 
     first = runs.parse_promoted(store.run(runs.promote_due(2)))
+    due = "select extract(epoch from available_at)::int from runs where state = 'waiting' and available_at <= now()"
+    assert store.admin.execute(due).fetchall() == [(3,)]
     second = runs.parse_promoted(store.run(runs.promote_due(2)))
     third = runs.parse_promoted(store.run(runs.promote_due(2)))
 
     assert [p.count for p in (first, second, third)] == [2, 1, 0]
     assert {p.next_due_at for p in (first, second, third)} == {NOW}
     assert [r.floor for r in store.claim()] == [1_000_000, 2_000_000, 3_000_000]
+
+
+def test_a_run_is_promoted_no_moment_before_its_time(store: Store) -> None:
+    """Not even one that is nearly due."""
+    run_id = store.start(delay=60_000_000)
+    store.start(available_at=NOW)
+
+    promoted = runs.parse_promoted(store.run(runs.promote_due()))
+
+    assert promoted.count == 0 and promoted.next_due_at is not None
+    assert 0 < promoted.next_due_at - promoted.now <= 60_000_000
+    assert store.row(run_id, "state") == ("waiting",)
 
 
 def test_a_run_started_with_a_delay_waits_for_its_start(store: Store) -> None:

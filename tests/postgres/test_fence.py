@@ -10,7 +10,7 @@ import pytest
 from replaykit.postgres import journal, leases, runs
 from replaykit.postgres.database import is_refusal, is_transient
 from replaykit.replay.entries import Attempt, Finish, Hold, Park, Release, State, Unit, Verdict
-from tests.postgres.store import NOW, Store, step, timer, unit
+from tests.postgres.store import NOW, Store, intent, step, timer, unit
 
 
 def test_a_write_under_the_token_stands(store: Store) -> None:
@@ -293,6 +293,31 @@ def test_a_run_can_be_held_at_once_under_its_token_only(store: Store) -> None:
     assert store.run(runs.hold_run(run.id, uuid.uuid4(), "no")) == []
     assert store.run(runs.hold_run(run.id, run.token, "a\0b \ud800 ü")) == [(run.id,)]
     assert store.row(run.id, "state, reason, worker") == ("held", "a\\u0000b \\ud800 ü", None)
+
+
+def test_a_run_that_others_have_written_to_meanwhile_is_not_held_but_looked_at(store: Store) -> None:
+    """They may have asked it to end."""
+    run = store.running()
+    store.raise_wakes(run.id)
+
+    assert store.run(runs.hold_run(run.id, run.token, "no", run.wakes)) == [(run.id,)]
+    assert store.row(run.id, "state, reason, worker, lease_token") == ("pending", None, None, None)
+
+
+def test_a_token_is_renewed_and_a_run_cancelled_by_its_holder_alone(store: Store) -> None:
+    """The renewal may be sent twice: its answer may have been lost."""
+    run, stranger, fresh = store.running(), uuid.uuid4(), uuid.uuid4()
+    store.write(unit(run, intents=[intent()]))
+
+    assert store.run(runs.renew_token(run.id, stranger, fresh)) == []
+    assert store.run(runs.cancel_run(run.id, stranger)) == []
+    assert store.row(run.id, "state, lease_token") == ("running", run.token)
+    assert store.intents(run.id) == [("charge", 1, "open")]
+    for _ in range(2):
+        assert store.run(runs.renew_token(run.id, run.token, fresh)) == [(run.wakes,)]
+    assert store.run(runs.cancel_run(run.id, run.token)) == []
+    assert store.run(runs.cancel_run(run.id, fresh)) == [(run.id,)]
+    assert store.row(run.id, "state, lease_token") == ("cancelled", None)
 
 
 def test_a_reason_that_quotes_what_postgres_does_not_store_is_readable(store: Store) -> None:

@@ -691,12 +691,15 @@ async def test_who_waits_for_an_observation_whose_run_has_left_gets_an_error(dsn
 class Doubtful:
     """A lease that is not ours beyond doubt when a body is just about to begin; ours again right after."""
 
-    def __init__(self, valid: Callable[[], bool], times: int) -> None:
+    def __init__(
+        self, valid: Callable[[], bool], times: int, where: tuple[str, ...] = ("_run_async", "_run_sync")
+    ) -> None:
         self.valid = valid
         self.times = times
+        self.where = where
 
     def __call__(self) -> bool:
-        if self.times > 0 and sys._getframe(1).f_code.co_name in ("_run_async", "_run_sync"):
+        if self.times > 0 and sys._getframe(1).f_code.co_name in self.where:
             self.times -= 1
             return False
         return self.valid()
@@ -715,6 +718,35 @@ async def test_a_body_does_not_begin_when_the_lease_is_in_doubt_right_before_it(
     assert doubtful.times == 0
     assert [attempt for attempt, _ in WORLDS[world].calls] == [1]
     assert rows.ask(INTENTS) == [(1, "irreversible", "landed", None)]
+
+
+async def test_nobody_is_asked_while_the_lease_is_in_doubt(dsn: str) -> None:
+    """Another worker may have the run by now, and make the call."""
+    world = WORLDS["doubtful question"]
+    world.told, ANSWERS["doubtful question"] = ConnectionResetError(), lambda: Landed("found")
+    async with working(dsn, asks) as (client, worker):
+        worker._shop.valid = doubtful = Doubtful(worker._shop.valid, 2, ("_reconcile",))
+        assert await outcome(await client.start(asks, "doubtful question", False)) == "found"
+
+    assert doubtful.times == 0
+    assert len(world.asked) == 1
+
+
+async def test_nobody_is_asked_while_the_call_may_go_on_in_this_process(dsn: str, rows: Rows) -> None:
+    """A thread outlives its lease; what it does at last is to be seen by whoever looks."""
+    world = WORLDS["goes on"]
+    world.told, ANSWERS["goes on"] = "hang", lambda: Landed("found")
+    async with working(dsn, asks) as (client, worker):
+        handle = await client.start(asks, "goes on", True)
+        await fact(lambda: world.calls, "the call was made")
+        worker._lease_lost(worker.worker_id)
+        rows.ask("update runs set state = 'pending', lease_token = null, worker = null")
+        await fact(lambda: any(e.postponed for e in worker._executors.values()), "the run is here again, and waits")
+        assert world.asked == []
+        world.gate.set()
+        assert await outcome(handle) == "found"
+
+    assert (len(world.calls), len(world.asked)) == (1, 1)
 
 
 async def lasts(world: str) -> str:
@@ -856,6 +888,15 @@ async def test_a_held_run_waits_for_its_effects_longer_than_the_grace_period(dsn
 
     assert [(e.key, e.outcome) for e in rows.entries(handle.id)] == [("lasts", "ok")]
     assert rows.ask("select key from in_doubt") == [("returns_a_lock",)]
+
+
+async def test_a_held_run_waits_for_its_effects_no_longer_than_a_lease(dsn: str, rows: Rows) -> None:
+    """Then they are cut off, and in doubt as well."""
+    async with working(dsn, held_beside, grace_seconds=0, lease_seconds=3) as (client, _):
+        handle = await client.start(held_beside, "beside for good")
+        assert isinstance(await outcome(handle), RunHeld)
+
+    assert set(rows.ask("select key from in_doubt")) == {("lasts",), ("returns_a_lock",)}
 
 
 PATIENCE: dict[str, asyncio.Event] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tenacity import AsyncRetrying, stop_after_attempt
 
-from replaykit import Client, Handle, RunFailed, Worker, Workflow, step, workflow
+from replaykit import Client, Handle, Landed, RunFailed, RunHeld, StepInfo, Worker, Workflow, step, workflow
 from replaykit.limits import Settings
 from replaykit.runtime.threads import BodyThreads
 from tests.crash.rows import Rows
@@ -202,6 +202,50 @@ async def test_the_next_try_waits_for_work_that_a_cancelled_body_left_in_a_threa
         assert await handle.result(timeout=30) == 2
 
     assert here.most == 1
+
+
+ASKED: dict[str, tuple[int, int]] = {}
+
+
+async def count_ended(info: StepInfo) -> Landed[int]:
+    """What had begun and ended when it was asked."""
+    here = WORLDS[str(info.run_id)]
+    ASKED[str(info.run_id)] = here.begun, here.ended
+    return Landed(7)
+
+
+@workflow
+async def asked_about() -> int:
+    """Its time is up while what it began in a thread goes on."""
+    once = step.options(effect="irreversible", timeout=1, reconcile=count_ended)
+    return await once(hang_elsewhere)
+
+
+@workflow
+async def in_doubt() -> int:
+    """The same, and only a person can be asked."""
+    return await step.options(effect="irreversible", timeout=1)(hang_elsewhere)
+
+
+@pytest.mark.parametrize("flow", [asked_about, in_doubt], ids=lambda flow: str(flow.name))
+async def test_nobody_is_asked_about_a_call_while_what_it_began_in_a_thread_goes_on(
+    dsn: str, flow: Workflow[[], int]
+) -> None:
+    """The answer would be out of date when it is given."""
+    async with working(dsn, flow, supervised=True) as (client, worker):
+        handle = await client.start(flow)
+        here = WORLDS[str(handle.id)]
+        await fact(lambda: here.begun, "the call was made")
+        (executor,) = worker._executors.values()
+        await fact(lambda: not executor.bodies, "its time is up")
+        assert executor.driver is not None and executor.driver.execution.hold_reason is None
+        here.gate.set()
+        if flow is asked_about:
+            assert await handle.result(timeout=30) == 7
+            assert ASKED[str(handle.id)] == (1, 1)
+        else:
+            with pytest.raises(RunHeld):
+                await handle.result(timeout=30)
 
 
 async def test_in_a_process_of_ones_own_the_default_executor_is_left_alone(dsn: str) -> None:
