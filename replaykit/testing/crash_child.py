@@ -238,7 +238,7 @@ class Hooks:
         self._wire = wire
         self._kill = kill
         self._commits = 0
-        self._calls: dict[str, tuple[str | None, str | None]] = {}  # by step: its input's digest, its effect=
+        self._calls: dict[str, dict[str, Any]] = {}  # by step: what is told of its body
 
     def install(self) -> None:
         """Put them around all that commits a unit, and all that begins a body, in this process."""
@@ -263,12 +263,13 @@ class Hooks:
 
         def _start_body(this: executor.Executor, action: Any, started_at: int) -> None:
             call = action.call
-            self._calls[call.key] = call.input.digest, None if call.effect is None else str(call.effect)
+            effect = None if call.effect is None else str(call.effect)
+            # One that runs ahead of the journal may ask with what a kill takes back.
+            self._calls[call.key] = {"effect": effect, "digest": None if call.runs_ahead else call.input.digest}
             start_body(this, action, started_at)
 
         def _bind_body(key: str, attempt: int) -> None:
-            digest, effect = self._calls.get(key, (None, None))
-            self._wire.say("body", step=key, digest=digest, effect=effect)
+            self._wire.say("body", step=key, **self._calls.get(key, {"effect": None, "digest": None}))
             bind_body(key, attempt)
 
         writer._send = _send

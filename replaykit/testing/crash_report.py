@@ -39,7 +39,7 @@ class Ran:
         outside: what the caller's own `effects=` says.
         begun: how often the body of each step began.
         declared: by step, its `effect=`.
-        inputs: by step, the digests of what its body was called with.
+        inputs: by step, the digests of what its body was called with (None: it may be called with several).
         commits: what each commit of its first process brought.
         kills: how many of its processes were killed where they were to be.
         broken: entries that stood when it was killed, and do not stand as they did.
@@ -272,7 +272,7 @@ def differences(
             " from its process (a random number, the time, a set's order); take it from a step, or from rng(), now(), uuid4()",
         )
         for key, digests in ran.inputs.items()
-        if len(digests) > 1
+        if len(digests - {None}) > 1 and not ignores(ignore, ("journal", key))
     ]
     if ("state",) in paths:  # what follows from it needs no words
         paths = [path for path in paths if path == ("state",) or (path[0] == "effects" and path in theirs)]

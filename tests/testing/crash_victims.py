@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import time
 from collections.abc import AsyncIterator
 
@@ -83,6 +84,25 @@ async def pay() -> int:
 async def pays_once() -> int:
     """Once."""
     return await step(pay)
+
+
+async def draw() -> int:
+    """Another one each time."""
+    return random.randrange(10**9)
+
+
+@workflow
+async def runs_ahead() -> int:
+    """Steps that are not recorded yet when the next one asks with their results."""
+    cheap = step.options(durability="async")
+    number = await cheap(draw)
+    return await step(quick, await cheap(quick, number) - number)
+
+
+@workflow
+async def asks_with_process() -> int:
+    """A step that is asked with what is of the process."""
+    return await step(quick, os.getpid())
 
 
 async def end_connections(dsn: str) -> None:

@@ -135,6 +135,25 @@ def test_one_side_and_ignored_steps(dsn: str, nursery: Nursery) -> None:
     assert "not compared: next_number*, result" in str(report)
 
 
+def test_a_step_that_runs_ahead_of_the_journal_may_ask_otherwise_after_a_kill(dsn: str, nursery: Nursery) -> None:
+    """What it had asked with was in no journal, and nobody else has seen it."""
+
+    report = crash_everywhere(crash_victims.runs_ahead, dsn=dsn, nursery=nursery)
+
+    report.raise_if_not_ok()
+    assert "quick" in report.repeated
+
+
+def test_an_input_of_the_process_is_told_unless_its_step_is_ignored(dsn: str, nursery: Nursery) -> None:
+    """By what it is asked with before the kill and after it."""
+
+    told = crash_everywhere(crash_victims.asks_with_process, dsn=dsn, nursery=nursery)
+    ignored = crash_everywhere(crash_victims.asks_with_process, dsn=dsn, nursery=nursery, ignore=["qui*", "result"])
+
+    assert "quick was called with one input before the kill and with another after it" in str(told)
+    ignored.raise_if_not_ok()
+
+
 def test_arguments_a_lifespan_and_effects_of_ones_own(dsn: str, nursery: Nursery, tmp_path: Path) -> None:
     """The processes get what a worker gets; what the caller counts is compared."""
     asked: list[UUID] = []
