@@ -18,7 +18,7 @@ from replaykit.postgres.database import Connection, Database, describe_dsn, firs
 from replaykit.postgres.schema import REVISION, Statement, work_channel
 from replaykit.replay.entries import Verdict
 from replaykit.runtime.ids import new_id
-from tests.direct import direct
+from tests.direct import direct, hang_up
 from tests.postgres.pooler import Pooler
 from tests.postgres.store import Store, step, unit
 from tests.runtime.facts import eventually
@@ -159,7 +159,7 @@ def test_a_connection_that_the_server_ends_is_transient_and_closed(store: Store)
     """The owner makes another."""
 
     async def work(connection: Connection) -> None:
-        store.admin.execute("select pg_terminate_backend(%s, 10000)", [connection.backend_pid])
+        hang_up(store.database.dsn, "replaykit:test")
         with pytest.raises(psycopg.OperationalError) as caught:
             await connection.run(PIDS)
         assert is_transient(caught.value)

@@ -78,7 +78,7 @@ async def test_b031_a_commit_that_nobody_was_told_of_is_found(
 ) -> None:
     """Of entries, claims, starts, and of a body's own transaction: nothing is done or written twice, no lease is lost."""
     rows.ask(TABLE)
-    with Wire(direct(dsn), matters=what) as wire:
+    with Wire(dsn, matters=what) as wire:
         async with working(wire.dsn) as (client, worker):
             worker_id, names = worker.worker_id, [str(n) for n in range(6)]
             handles = []
@@ -102,7 +102,7 @@ async def test_b031_a_commit_that_nobody_was_told_of_is_found(
 @pytest.mark.anyio
 async def test_b031_a_letter_whose_receipt_nobody_was_told_of_is_taken_once(dsn: str, rows: Rows, said: Path) -> None:
     """A request to end is the journal's entry; the acknowledgement of that is lost."""
-    with Wire(direct(dsn), matters=ENTRY) as wire:
+    with Wire(dsn, matters=ENTRY) as wire:
         async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS):
             handles = [await client.start(endless, str(said), str(n)) for n in range(3)]
             begun = "select count(*) = 3 from runs where started_at is not null"
@@ -215,7 +215,7 @@ def test_b037_hints_are_heard_again_after_a_restart(
 @pytest.mark.anyio
 async def test_b037_what_was_started_while_nobody_listened_is_found(dsn: str, rows: Rows, said: Path) -> None:
     """The look after it listens again."""
-    with Wire(direct(dsn)) as wire, capture_logs() as logs:
+    with Wire(dsn) as wire, capture_logs() as logs:
         async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS, settings=Settings(poll_seconds=3600)):
             await fact(lambda: listens(rows), "it listens")
             wire.refuse()
@@ -241,7 +241,7 @@ async def test_b038_a_half_open_connection_for_hints_is_found(
 ) -> None:
     """No packet of it arrives, none is refused: the worker asks whether it lives, says that it does not, and has another."""
     monkeypatch.setattr(worker_module, "_HEARS_SECONDS", 1.0)
-    with Wire(direct(dsn), matters=LISTEN) as wire, capture_logs() as logs:
+    with Wire(dsn, matters=LISTEN) as wire, capture_logs() as logs:
         async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS, settings=Settings(poll_seconds=3600)):
             handle = await client.start(short, str(said), "heard")
             assert await handle.result(timeout=60) == "heard"
@@ -257,7 +257,7 @@ async def test_b038_a_half_open_connection_for_hints_is_found(
 async def test_b038_polling_covers_the_gap(dsn: str, said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is found."""
     monkeypatch.setattr(worker_module, "_HEARS_SECONDS", 3600.0)
-    with Wire(direct(dsn), matters=LISTEN) as wire, capture_logs() as logs:
+    with Wire(dsn, matters=LISTEN) as wire, capture_logs() as logs:
         async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS):
             wire.forget(only_mattered=True)
             for number in range(3):
@@ -274,7 +274,7 @@ async def test_b038_a_client_that_waits_over_a_half_open_connection_gets_its_res
     monkeypatch.setattr(database_module, "DEAD_AFTER_SECONDS", 3)
     door = tmp_path / "door"
     change(dsn, TABLE)
-    with Wire(direct(dsn)) as wire:
+    with Wire(dsn) as wire:
         async with Client(wire.dsn) as client, Worker(dsn, workflows=FLOWS):
             handle: Handle[str] = await client.start(patient, str(said), str(door))
             waits = asyncio.create_task(handle.result(timeout=60))
@@ -286,7 +286,7 @@ async def test_b038_a_client_that_waits_over_a_half_open_connection_gets_its_res
 
 def test_b040_an_outage_is_no_busy_loop(dsn: str, rows: Rows, said: Path, tmp_path: Path) -> None:
     """Nobody can connect: what the worker does about it costs next to nothing. Then hints are heard again."""
-    with Wire(direct(dsn)) as wire, hired(tmp_path, wire.dsn, "--poll-seconds", "3600") as worker:
+    with Wire(dsn) as wire, hired(tmp_path, wire.dsn, "--poll-seconds", "3600") as worker:
         (child,) = worker.ready()
         wire.refuse()
         wire.cut()
@@ -345,7 +345,7 @@ async def test_b035_connections_that_died_during_a_long_step_are_replaced(
     monkeypatch.setitem(transaction._say.__kwdefaults__, "seconds", 3)
     rows.ask(TABLE)
     door = tmp_path / "door"
-    with Wire(direct(dsn)) as wire:
+    with Wire(dsn) as wire:
         async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS) as worker:
             worker_id = worker.worker_id
             handle = await client.start(patient, str(said), str(door))

@@ -25,7 +25,6 @@ from replaykit.postgres.database import Database
 from replaykit.postgres.schema import Statement
 from tests.crash.crew import Crew
 from tests.crash.rows import Rows, start
-from tests.direct import direct
 from tests.runtime.facts import eventually
 from tests.scenarios.heavy import MEGABYTE, careful, light, weighs
 
@@ -233,14 +232,14 @@ async def live(dsn: str, rows: Rows, flow: Workflow[[int], int], number: int) ->
 @pytest.mark.parametrize("steps", [3_000, pytest.param(20_000, marks=SLOW)])
 async def test_b163_steps_cost_the_same_from_first_to_last(dsn: str, rows: Rows, steps: int) -> None:
     """The journal is not read while it is written, and once when another worker goes on."""
-    assert_flat(await live(direct(dsn), rows, sequence, steps), steps)
+    assert_flat(await live(dsn, rows, sequence, steps), steps)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("items", [3_000, pytest.param(5_000, marks=SLOW)])
 async def test_b164_a_loop_over_pages_does_not_slow_down(dsn: str, rows: Rows, items: int) -> None:
     """With the counts so far passed along to each step."""
-    assert_flat(await live(direct(dsn), rows, pages, items), items)
+    assert_flat(await live(dsn, rows, pages, items), items)
 
 
 def assert_flat(lived: Lived, steps: int) -> None:
@@ -258,8 +257,8 @@ async def test_b163_a_journal_four_times_as_long_is_resumed_in_four_times(
     dsn: str, rows: Rows, flow: Workflow[[int], int], steps: int
 ) -> None:
     """Not in sixteen; side by side as well."""
-    short = min([(await live(direct(dsn), rows, flow, steps)).resumed for _ in range(2)])
-    long = await live(direct(dsn), rows, flow, 4 * steps)
+    short = min([(await live(dsn, rows, flow, steps)).resumed for _ in range(2)])
+    long = await live(dsn, rows, flow, 4 * steps)
 
     assert long.resumed < 8 * short
     assert long.read + long.reread < 6 * 4 * steps

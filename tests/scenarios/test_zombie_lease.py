@@ -253,7 +253,7 @@ async def test_b020_what_a_duplicate_says_of_a_run_that_it_does_not_hold_counts_
         report = Unit(
             handle.id, uuid.uuid4(), uuid.uuid4(), change=Finish(State.FAILED, error='{"type": "already running"}')
         )
-        with contextlib.closing(Database(direct(crew.dsn)).connect_sync()) as connection:
+        with contextlib.closing(Database(crew.dsn).connect_sync()) as connection:
             verdicts = journal.parse_verdicts(connection.run(*journal.write_units([report])))
         assert verdicts == {handle.id: Verdict.FENCED}
 
@@ -379,7 +379,7 @@ async def test_b028_a_dead_workers_run_is_found_behind_more_than_a_sweep_can_tak
         "hostname": "elsewhere", "pid": 1, "queues": ["default"], "workflows": {}, "version": "0", "python": "3",
     }  # fmt: skip
     old, dead, last = (uuid.UUID(int=n) for n in (1, 2, 3))
-    with contextlib.closing(Database(direct(dsn)).connect_sync()) as connection:
+    with contextlib.closing(Database(dsn).connect_sync()) as connection:
         for worker, lease in ((old, 86_400.0), (dead, 86_400.0), (last, 86_400.0)):
             connection.run(*leases.insert_worker(worker, lease_seconds=lease, **register))
     take = (
