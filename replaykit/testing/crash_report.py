@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 from uuid import UUID
 
-__all__ = ["Crash", "CrashReport", "Difference", "Ran", "differences", "facts", "varying"]
+__all__ = ["Crash", "CrashReport", "Difference", "Ran", "differences", "end_of", "facts", "varying"]
 
 Path = tuple[str, ...]
 Facts = Mapping[Path, Any]
@@ -137,12 +137,14 @@ class CrashReport:
         commits: what each commit of a clean run brings.
         crashes: one for each place and side.
         ignored: what was not compared: two clean runs do not agree on it, or `ignore=` names it.
+        end: what a clean run comes to: `succeeded`, or another state and why.
     """
 
     workflow: str
     commits: tuple[str, ...]
     crashes: tuple[Crash, ...]
     ignored: tuple[str, ...]
+    end: str = "succeeded"
 
     @property
     def ok(self) -> bool:
@@ -171,7 +173,7 @@ class CrashReport:
     def __str__(self) -> str:
         kills = f"{self.workflow}: killed {self.killed} times at {len(self.commits)} commits"
         if self.ok:
-            lines = [f"{kills}: always the same end"]
+            lines = [f"{kills}: always the same end" + (f", {self.end}" if self.end != "succeeded" else "")]
         else:
             bad = sum(bool(crash.differences) for crash in self.crashes)
             lines = [f"{kills}: {bad} of {len(self.crashes)} runs {'comes' if bad == 1 else 'come'} to another end"]
@@ -192,6 +194,14 @@ class CrashReport:
         if self.ignored:
             lines.append(f"  not compared: {', '.join(self.ignored)}")
         return "\n".join(lines)
+
+
+def end_of(ran: Ran) -> str:
+    """What a run has come to, in words."""
+    error = _parsed(ran.error)
+    told = isinstance(error, dict) and f"{error.get('type')}: {error.get('message')}"
+    why = told or ran.reason
+    return f"{ran.state}: {_short(why, _REASON_MAX)}" if why else ran.state
 
 
 # ---------------------------------------------------------------------- facts

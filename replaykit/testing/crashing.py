@@ -39,7 +39,7 @@ from replaykit.replay.calls import Workflow
 from replaykit.runtime.sync_client import SyncClient
 from replaykit.testing.counting import COUNTED_IN, Effect, read_effects, tally
 from replaykit.testing.crash_child import ORDER_BYTES, Job, Kill, Side
-from replaykit.testing.crash_report import Crash, CrashReport, Entry, Ran, differences, facts, varying
+from replaykit.testing.crash_report import Crash, CrashReport, Entry, Ran, differences, end_of, facts, varying
 
 __all__ = ["Doubt", "Nursery", "crash_everywhere"]
 
@@ -219,7 +219,7 @@ def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], job
     finally:
         pool.shutdown(cancel_futures=True)
     ignored = sorted({".".join(p if p[0] != "effects" else p[:2]) for p in _outermost(vary)} | set(ignore))
-    return CrashReport(lab.workflow.name, tuple(clean.commits), tuple(crashes), tuple(ignored))
+    return CrashReport(lab.workflow.name, tuple(clean.commits), tuple(crashes), tuple(ignored), end_of(clean))
 
 
 def _outermost(paths: frozenset[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -105,6 +105,12 @@ async def asks_with_process() -> int:
     return await step(quick, os.getpid())
 
 
+@workflow
+async def fails() -> None:
+    """At its first line."""
+    raise ValueError("no such order")
+
+
 async def end_connections(dsn: str) -> None:
     """Everybody else's."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:

@@ -154,6 +154,16 @@ def test_an_input_of_the_process_is_told_unless_its_step_is_ignored(dsn: str, nu
     ignored.raise_if_not_ok()
 
 
+def test_a_workflow_that_fails_without_a_kill_as_well_is_told_so(dsn: str, nursery: Nursery) -> None:
+    """It may be meant, and it may be why nothing is found."""
+
+    report = crash_everywhere(crash_victims.fails, dsn=dsn, nursery=nursery)
+
+    assert (report.ok, report.end) == (True, "failed: builtins.ValueError: no such order")
+    assert str(report).splitlines()[0].endswith("always the same end, failed: builtins.ValueError: no such order")
+    assert crash_everywhere(planted.looks_up, "ann", dsn=dsn, nursery=nursery).end == "succeeded"
+
+
 def test_arguments_a_lifespan_and_effects_of_ones_own(dsn: str, nursery: Nursery, tmp_path: Path) -> None:
     """The processes get what a worker gets; what the caller counts is compared."""
     asked: list[UUID] = []
