@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import datetime as dt
 import sys
 import threading
@@ -30,11 +31,14 @@ from replaykit import (
     step,
     workflow,
 )
-from replaykit.limits import Settings
+from replaykit.limits import RECONCILE_REASON_CHARS_MAX, Settings
 from replaykit.replay.actions import Reconcile
 from replaykit.replay.calls import EffectName
+from replaykit.replay.doubts import Answer
 from replaykit.replay.driver import Phase
-from replaykit.runtime.reconciling import ask
+from replaykit.replay.signature import describe
+from replaykit.runtime.observing import Observing
+from replaykit.runtime.reconciling import Reconcilers, ask
 from tests.crash.rows import Rows
 from tests.runtime.working import fact, outcome, working
 
@@ -365,6 +369,9 @@ class _Call:
 
     def __init__(self, reconcile: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
         self.reconcile = reconcile
+        self.info = describe(charge)
+        self.key = "charge"
+        self.context = contextvars.Context()
 
 
 async def test_a_reconciler_that_takes_too_long_is_cancelled_and_asked_again() -> None:
@@ -386,6 +393,83 @@ async def test_a_reconciler_that_takes_too_long_is_cancelled_and_asked_again() -
     assert answer.state == "unknown"
     assert answer.reason.endswith("slow failed 2 times, the last time with TimeoutError: no answer within 0.02 s")
     assert len(cancelled) == 2
+
+
+async def saying(*answers: Callable[[], Any]) -> Answer:
+    """What becomes of the answers that one reconciler gives, one after the other."""
+    said = iter(answers)
+
+    async def reconciler(_: StepInfo) -> Any:
+        return next(said)()
+
+    action = Reconcile(_Call(reconciler), 1, 0)  # type: ignore[arg-type]
+    return await ask(
+        action, StepInfo(uuid.uuid4(), "charge", 1, "k", dict), Settings(), pauses=(0.0,) * (len(answers) - 1)
+    )
+
+
+async def test_a_reconciler_that_awaits_something_cancelled_has_failed_and_is_asked_again() -> None:
+    """The worker has not cancelled it."""
+    answer = await saying(throwing(asyncio.CancelledError()), NotLanded)
+
+    assert answer.state == "not_landed"
+
+
+async def test_a_reconciler_may_raise_that_it_did_not_land() -> None:
+    """An answer is an answer."""
+    answer = await saying(throwing(NotLanded("it never came")))
+
+    assert (answer.state, answer.reason) == ("not_landed", "it never came")
+
+
+async def test_one_question_is_asked_once_and_answers_for_both_who_asked() -> None:
+    """The journal was read again meanwhile."""
+    asked: list[int] = []
+    answers: list[tuple[str, int]] = []
+    gate = asyncio.Event()
+
+    async def reconciler(info: StepInfo) -> Any:
+        asked.append(info.attempt)
+        await gate.wait()
+        return NotLanded()
+
+    told: Callable[..., None] = lambda key, attempt, _: answers.append((key, attempt))  # noqa: E731
+    reconcilers = Reconcilers(uuid.uuid4(), Settings(), told, lambda key: None)
+    action = Reconcile(_Call(reconciler), 1, 0)  # type: ignore[arg-type]
+    info = StepInfo(uuid.uuid4(), "charge", 1, "k", dict)
+    reconcilers.begin(action, info)
+    while not asked:
+        await asyncio.sleep(0)
+    reconcilers.begin(action, info)
+    gate.set()
+    while len(reconcilers):
+        await asyncio.sleep(0)
+
+    assert (asked, answers) == ([1], [("charge", 1)])
+
+
+async def test_of_a_reconcilers_words_the_beginning_is_kept() -> None:
+    """A page of HTML is no reason."""
+    answer = await saying(lambda: Unknown("<html>" * 100_000))
+
+    assert answer.reason == ("<html>" * 100_000)[:RECONCILE_REASON_CHARS_MAX]
+
+
+class Incomparable(str):
+    """Its own code fails when it is looked at."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+    __hash__ = str.__hash__
+
+
+async def test_a_result_of_a_reconciler_whose_own_code_fails_cannot_be_recorded() -> None:
+    """Nor does it leave the run without an answer."""
+    answer = await saying(lambda: Landed(Incomparable("paid")))
+
+    assert answer.state == "unknown"
+    assert "cannot be recorded" in answer.reason
 
 
 # ---------------------------------------------------------------------- exceptions
@@ -683,6 +767,29 @@ async def test_who_waits_for_an_observation_whose_run_has_left_gets_an_error(dsn
     assert isinstance(GONE["vain"], OutsideRun)
     assert "the run has left this worker before it was committed" in str(GONE["vain"])
     assert "its run has left this worker" in str(GONE["vain, later"])
+
+
+async def test_a_wait_for_an_observation_that_is_cancelled_takes_it_from_nobody_else() -> None:
+    """It is committed all the same."""
+    observing = Observing()
+
+    async def wait() -> None:
+        await observing
+
+    waits = [asyncio.create_task(wait()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    await asyncio.wait(waits[:1])
+    observing.committed()
+
+    await waits[1]
+    assert waits[0].cancelled()
+
+
+async def test_an_observation_is_awaited_on_an_event_loop() -> None:
+    """Its thread would wait for itself."""
+    with pytest.raises(OutsideRun, match="write `await"):
+        Observing().result(0)
 
 
 # ---------------------------------------------------------------------- beginning and ending
