@@ -12,7 +12,7 @@ from typing import Any, Final
 from replaykit.errors import InDoubt
 from replaykit.limits import Settings
 from replaykit.replay import sentences
-from replaykit.replay.codec import misfit as unfit
+from replaykit.replay.codec import misfit
 from replaykit.replay.entries import Intent, IntentState, Mail, Outcome
 from replaykit.replay.failures import decode_error, encode_error
 from replaykit.replay.jsontext import compact, escape
@@ -20,7 +20,7 @@ from replaykit.replay.outcomes import BodyOutcome, error_line, result_outcome
 from replaykit.replay.requests import CallStep
 from replaykit.replay.signature import same_input
 
-__all__ = ["Answer", "Doubt", "answer_of", "evidence_of", "failure", "is_another", "misfit", "word_alone"]
+__all__ = ["Answer", "Doubt", "answer_of", "evidence_of", "failure", "heard_to", "is_another", "word_alone"]
 
 _STATES: Final = {"landed": IntentState.LANDED, "not_landed": IntentState.NOT_LANDED}
 """What a person's word makes of an intent; any other leaves it unknown."""
@@ -105,7 +105,7 @@ def answer_of(doubt: Doubt, letter: Mail, body: dict[str, Any], settings: Settin
                 return answer
             why = error_line(outcome)
         except Exception as refused:
-            why = unfit(refused)  # its own words would quote the value
+            why = misfit(refused)  # its own words would quote the value
         reason = f"what {answer.by} said it returned does not fit {call.name} ({why})"
         return Answer(IntentState.UNKNOWN, None, reason, answer.by, misfit=letter.id)
     error = body.get("error")
@@ -138,7 +138,7 @@ def evidence_of(intent: Intent) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def misfit(intent: Intent) -> int:
+def heard_to(intent: Intent) -> int:
     """Up to which mailbox id words on it count no more: they did not fit, or let it fail before a retry."""
     found = evidence_of(intent)
     return max(int(found.get("misfit") or 0), int(found.get("mailbox_id") or 0))

@@ -137,7 +137,7 @@ class Driver(Settler):
         call = self.in_flight.pop(key, None)
         if call is None:
             return  # given up earlier: its outcome no longer counts
-        if self.phase is Phase.STALE and not outcome.within:
+        if self.phase is Phase.STALE and not outcome.in_transaction:
             self._kept[key] = (call.input.digest, outcome)
         if self.phase is not Phase.ACTIVE:
             return
@@ -146,7 +146,9 @@ class Driver(Settler):
             self._deliver_due()
         if self.execution.ended is None:
             self._record(call, outcome)
-        elif not outcome.within:  # its end may yet be refused as stale, and the rebuilt run ask for this call again
+        elif (
+            not outcome.in_transaction
+        ):  # its end may yet be refused as stale, and the rebuilt run ask for this call again
             self._kept[key] = (call.input.digest, outcome)
         self._go_on(now)
 
@@ -168,7 +170,7 @@ class Driver(Settler):
         if self.phase not in (Phase.ACTIVE, Phase.STALE):
             return
         self._see(now)
-        row = self._attempt(call, outcome, wait_seconds)
+        row = self._attempt_row(call, outcome, wait_seconds)
         self._close_try(call, outcome)
         self._tries.record(row)
         if call.abandoned and call.effect is not None:
@@ -384,7 +386,7 @@ class Driver(Settler):
             return None
         entries, self._entries = self._entries, []
         within = None
-        if self._within or len(entries) > BATCH_ENTRIES_MAX:
+        if self._in_transactions or len(entries) > BATCH_ENTRIES_MAX:
             entries, within = self._cut(entries)
         change = self._change() if not self._entries else None
         note = None
@@ -409,13 +411,13 @@ class Driver(Settler):
         """What goes into the next unit, the rest put back, and the step in whose transaction it is written: one a unit."""
         end, within = min(len(entries), BATCH_ENTRIES_MAX), None
         for n, entry in enumerate(entries[:end]):
-            if entry.key in self._within:
+            if entry.key in self._in_transactions:
                 if within is not None:
                     end = n
                     break
                 within = entry.key
         if within is not None:
-            self._within.discard(within)
+            self._in_transactions.discard(within)
         self._entries = entries[end:]
         return entries[:end], within
 

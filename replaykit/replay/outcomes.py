@@ -29,8 +29,8 @@ class BodyOutcome:
     error: str | None
     value: Any
     started_at: int
-    landed: IntentState | None = None  # what it says of the call, where the step has an effect
-    within: bool = False  # of a transactional step: it is to be committed with what its body wrote
+    call_state: IntentState | None = None  # what it says of the call, where the step has an effect
+    in_transaction: bool = False  # of a transactional step: it is to be committed with what its body wrote
 
 
 def result_outcome(info: FunctionInfo, value: Any, started_at: int, settings: Settings) -> BodyOutcome:

@@ -74,7 +74,9 @@ class Recorder:
             str, tuple[str, BodyOutcome]
         ] = {}  # outcomes without an entry, with the digests of their inputs
         self._given_up: list[CallStep] = []  # calls with an effect whose bodies have not begun
-        self._within: set[str] = set()  # steps whose entries, not sent yet, their bodies' transactions are to commit
+        self._in_transactions: set[str] = (
+            set()
+        )  # steps whose entries, not sent yet, their bodies' transactions are to commit
         self._actions: list[Action] = []
         self._waiting: deque[tuple[Command, int]] = deque()
         self._asked: dict[str, CallStep] = {}  # calls in it that were not taken back
@@ -167,8 +169,8 @@ class Recorder:
             outcome.started_at,
             mailbox_id=mailbox_id,
         )
-        if outcome.within:
-            self._within.add(call.key)
+        if outcome.in_transaction:
+            self._in_transactions.add(call.key)
         self._deliver(entry, outcome.value)
 
     def _reuse(self, call: CallStep, aside: Entry) -> None:
@@ -216,6 +218,7 @@ class Recorder:
         )
 
     def _deliver(self, entry: Entry, value: Any) -> None:
+        """The journal's next entry, told to the code at once; what that asks for waits until the entry is committed."""
         self._last_seq += 1
         entry.seq = self._last_seq
         if entry.at < self._last_at:
@@ -281,6 +284,7 @@ class Recorder:
         return call is not None
 
     def _start(self, call: CallStep) -> None:
+        """Its body is to begin."""
         if not call.runs_ahead:
             call.idempotency_key = self._idempotency_key(call) or ""
         self.in_flight[call.key] = call
@@ -299,6 +303,7 @@ class Recorder:
             self._actions.append(StartBody(call, attempt, *tried, written_at))
 
     def _write_intent(self, call: CallStep) -> None:
+        """Its body is to begin once the intent is committed."""
         assert call.effect is not None
         call.idempotency_key = self._idempotency_key(call) or ""
         attempt = self._attempts_before(call.key) + 1
@@ -310,13 +315,14 @@ class Recorder:
     # ------------------------------------------------------------------ attempts and keys
 
     def _idempotency_key(self, call: CallStep) -> str | None:
+        """The step's key, as long as it asks with the input of its very first try; with another one it is another call."""
         if call.idempotency_key or call.runs_ahead:
             return call.idempotency_key or None
         if not self._rewound and not self._tries.known and not self._effects.known:
             return self._keys.of(call.key)
         first = self._effects.first(call.key)
         if first is not None:
-            return self._keys.of(call.key if not is_another(call, first) else f"{call.key}\0{call.input.digest}")
+            return self._keys.of(f"{call.key}\0{call.input.digest}" if is_another(call, first) else call.key)
         return self._rewinds.idempotency_key(call, self._keys, self._tries.first_digest(call.key))
 
     def _attempt_of(self, call: CallStep) -> int:
@@ -333,7 +339,8 @@ class Recorder:
         """The step's last failed try within its budget, which begins anew with each rewind."""
         return self._tries.last(key, self._rewinds.attempts_before(key), self._rewound_at)
 
-    def _attempt(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
+    def _attempt_row(self, call: CallStep, outcome: BodyOutcome, wait_seconds: float) -> Attempt:
+        """Of a try that failed, and after which so long is to be waited."""
         last = self._last_try(call.key)
         ended_at = max(self._now, outcome.started_at)
         return Attempt(
@@ -371,7 +378,7 @@ class Recorder:
         What is used again, answered by somebody or written by its body's own transaction is found again.
         """
         unit = self.unit
-        within = self._within | ({unit.within} if unit is not None and unit.within is not None else set())
+        within = self._in_transactions | ({unit.within} if unit is not None and unit.within is not None else set())
         closings = {(c.key, c.attempt): c for c in self._closing_by}
         for entry in self._standing_by:
             if entry.kind != Kind.STEP or entry.reuses is not None or entry.mailbox_id is not None:
@@ -379,6 +386,6 @@ class Recorder:
             closing = closings.get((entry.key, entry.attempt))
             if entry.key in within or entry.outcome == Outcome.CANCELLED or (closing is not None and closing.by):
                 continue
-            landed = IntentState(closing.state) if closing is not None else None
+            call_state = IntentState(closing.state) if closing is not None else None
             at = entry.started_at or 0
-            yield entry, BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, UNDECODED, at, landed)
+            yield entry, BodyOutcome(Outcome(entry.outcome), entry.output, entry.error, UNDECODED, at, call_state)

@@ -53,7 +53,7 @@ class Rewinds:
             return None
         return entry if entry.seq <= self._accept_inputs_to or _same_call(entry, call) else None
 
-    def landed(self, call: CallStep) -> Entry | None:
+    def landed_otherwise(self, call: CallStep) -> Entry | None:
         """The entry that was set aside of a call that succeeded, if the code now asks with another input."""
         entry = self._aside.get(call.key)
         if entry is None or entry.outcome != Outcome.OK or self.result_for(call) is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from replaykit.limits import Settings
 from replaykit.replay import sentences
 from replaykit.replay.actions import Reconcile
-from replaykit.replay.doubts import Answer, Doubt, answer_of, failure, is_another, misfit, word_alone
+from replaykit.replay.doubts import Answer, Doubt, answer_of, failure, heard_to, is_another, word_alone
 from replaykit.replay.entries import ClaimedRun, Closing, Effect, Intent, IntentState, Outcome
 from replaykit.replay.execution import Execution
 from replaykit.replay.failures import decode_error
@@ -49,7 +49,7 @@ class Settler(Recorder):
             return True
         unsettled = effects.unsettled(key) if effects.known else None
         if unsettled is not None:
-            word = self._letters.word(key, unsettled.attempt, misfit(unsettled))
+            word = self._letters.word(key, unsettled.attempt, heard_to(unsettled))
             if word is not None:
                 doubt = Doubt(call, unsettled, effects.outcome_of(unsettled))
                 self._take_answer(doubt, answer_of(doubt, *word, self._settings))
@@ -65,7 +65,7 @@ class Settler(Recorder):
                 if intent.key == key:
                     effects.close_unbegun(intent)
             self._record_cancelled(call, None)
-        elif call.effect is not None and (landed := self._rewinds.landed(call)) is not None:
+        elif call.effect is not None and (landed := self._rewinds.landed_otherwise(call)) is not None:
             self.execution.hold(sentences.landed_otherwise(call, landed))
         else:
             return False
@@ -101,7 +101,7 @@ class Settler(Recorder):
         for intent in self._effects.unsettled_by_others:
             if intent.key in asked:
                 continue
-            word = self._letters.word(intent.key, intent.attempt, misfit(intent))
+            word = self._letters.word(intent.key, intent.attempt, heard_to(intent))
             if word is not None:
                 answer = word_alone(*word)
                 closing = Closing(intent.key, intent.attempt, answer.state, by=answer.by, evidence=answer.evidence)
@@ -116,7 +116,7 @@ class Settler(Recorder):
     def _record_effect(self, call: CallStep, outcome: BodyOutcome) -> None:
         """An attempt of a step with an effect, or of an undoing, has ended."""
         intent = self._effects.current(call.key) if call.has_intent else None
-        if call.compensates is not None and outcome.landed is IntentState.LANDED and outcome.outcome != Outcome.OK:
+        if call.compensates is not None and outcome.call_state is IntentState.LANDED and outcome.outcome != Outcome.OK:
             # Nobody gets what an undoing returns.
             outcome = BodyOutcome(Outcome.OK, "null", None, None, outcome.started_at)
         if call.compensates is not None and outcome.outcome != Outcome.OK:
@@ -125,10 +125,10 @@ class Settler(Recorder):
             self._settle(call, outcome, None)
         elif outcome.outcome == Outcome.OK:
             self._settle(call, outcome, Closing(call.key, intent.attempt, IntentState.LANDED))
-        elif outcome.landed is IntentState.NOT_LANDED:
+        elif outcome.call_state is IntentState.NOT_LANDED:
             not_landed = Closing(call.key, intent.attempt, IntentState.NOT_LANDED, evidence=failure(outcome))
             self._settle(call, outcome, not_landed)
-        elif call.effect is Effect.IRREVERSIBLE or outcome.landed is IntentState.LANDED:
+        elif call.effect is Effect.IRREVERSIBLE or outcome.call_state is IntentState.LANDED:
             self._ask(Doubt(call, intent, outcome))
         else:
             unknown = Closing(call.key, intent.attempt, IntentState.UNKNOWN, evidence=failure(outcome))
@@ -153,7 +153,7 @@ class Settler(Recorder):
         """A try has failed, and another one was decided: its own intent is closed."""
         intent = self._effects.current(call.key) if call.has_intent else None
         if intent is not None:
-            declared = outcome.landed is IntentState.NOT_LANDED
+            declared = outcome.call_state is IntentState.NOT_LANDED
             state = IntentState.NOT_LANDED if declared else IntentState.UNKNOWN
             self._effects.close(Closing(call.key, intent.attempt, state, evidence=failure(outcome)), self._last_seq)
 
@@ -185,7 +185,7 @@ class Settler(Recorder):
         call, intent, outcome = doubt.call, doubt.intent, doubt.outcome
         if outcome is not None:
             self._effects.ended[call.key] = intent.attempt, outcome
-        if outcome is not None and outcome.landed is IntentState.LANDED:
+        if outcome is not None and outcome.call_state is IntentState.LANDED:
             self._say_unknown(doubt, "the call landed, but what it returned cannot be journaled")
         elif call.reconcile is None:
             self._say_unknown(doubt, "")
@@ -245,9 +245,9 @@ class Settler(Recorder):
         """The step's entry, and what it says of its intent, in one unit."""
         seq, number = self._last_seq + 1, closing.attempt if closing is not None else self._attempt_of(call)
         if call.compensates is not None and outcome.outcome == Outcome.OK:
-            undone, landed = call.compensates
-            if landed:
-                self._effects.close(Closing(undone, landed, IntentState.COMPENSATED), seq)
+            undone, attempt = call.compensates
+            if attempt:
+                self._effects.close(Closing(undone, attempt, IntentState.COMPENSATED), seq)
         if closing is not None:
             self._effects.close(closing, seq)
         else:

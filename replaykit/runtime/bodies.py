@@ -34,8 +34,8 @@ from replaykit.runtime.logged import bind_body
 from replaykit.runtime.observing import Observations
 from replaykit.runtime.retries import Tried, after_error, after_result, judge, unbegun
 from replaykit.runtime.shop import Shop
-from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, within
-from replaykit.runtime.transactions import Lent, Within
+from replaykit.runtime.timeouts import TimeIsUp, seconds_left, timed_out, until
+from replaykit.runtime.transactions import Lent, RunTransactions
 from replaykit.runtime.writer import MAY_NEST
 
 __all__ = ["Bodies", "Body"]
@@ -99,7 +99,7 @@ class Bodies:
         run_id: UUID,
         shop: Shop,
         observations: Observations,
-        transactions: Within,
+        transactions: RunTransactions,
         *,
         tell: Callable[..., None],
         put_off: Callable[[StartBody], None],
@@ -130,9 +130,8 @@ class Bodies:
             outcome = unbegun(call, timed_out(call, action.attempt, started_at))
             self._host.call_soon(self._ended, call.key, None, outcome)
             return
-        if self._shop.leftovers and self.goes_on(
-            call.key
-        ):  # of the try before, or of this run's last claim in this process
+        # Of the try before, or of this run's last claim in this process.
+        if self._shop.leftovers and self.goes_on(call.key):
             self._put_off(action)
             if self._shop.leftovers.when_over((self.run_id, call.key), self._wake):
                 log.info("step_waits", run_id=str(self.run_id), step=call.key, attempt=action.attempt)
@@ -212,7 +211,7 @@ class Bodies:
             if body.deadline is None:
                 value = await function(*args, **kwargs)
             else:
-                value = await within(body.deadline, function, args, kwargs)
+                value = await until(body.deadline, function, args, kwargs)
             if call.policy is None and call.compensates is None:
                 came_to: BodyOutcome | Tried = result_outcome(call.info, value, started_at, self._shop.settings)
             else:
@@ -251,7 +250,7 @@ class Bodies:
                 self._host.call_soon(self._stopped, body.call.key)
                 return
             outcome, wait = error_outcome(error, body.started_at), None
-            outcome.landed = tried.outcome.landed
+            outcome.call_state = tried.outcome.call_state
         self._host.call_soon(
             self._ended, body.call.key, body, outcome, wait
         )  # the driver is told from outside of any task
@@ -271,7 +270,7 @@ class Bodies:
             if wait is not None and self.goes_on(key):
                 lingers = True
                 self._shop.leftovers.when_over((self.run_id, key), functools.partial(self._left_nothing, key))
-        in_doubt = wait is None and outcome.landed is IntentState.UNKNOWN
+        in_doubt = wait is None and outcome.call_state is IntentState.UNKNOWN
         if in_doubt and body is not None and body.call.effect is Effect.IRREVERSIBLE and self.goes_on(key):
             # What it left in a thread may still make the call.
             self._shop.leftovers.when_over((self.run_id, key), functools.partial(self._over, key, outcome))
@@ -297,7 +296,7 @@ class Bodies:
     def _keep_or_discard(self, body: Body, lent: Lent, outcome: BodyOutcome | None) -> None:
         """What a transactional body wrote waits for the step's entry, or is rolled back."""
         if outcome is not None and outcome.error is None and lent.used:
-            outcome.within = True
+            outcome.in_transaction = True
             self._transactions.keep(body.call.key, lent)
         else:
             lent.discard()
@@ -307,6 +306,8 @@ class Bodies:
         self._tell(Driver.thread_ended, key)
 
     async def _run_rest(self, body: Body, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """What a plain function has returned to be awaited."""
+
         async def rest() -> Any:
             return await coroutine
 

@@ -27,7 +27,7 @@ from replaykit.runtime.named import why_unfit
 from replaykit.runtime.observing import Observations
 from replaykit.runtime.reconciling import Reconcilers
 from replaykit.runtime.shop import Shop
-from replaykit.runtime.transactions import Within
+from replaykit.runtime.transactions import RunTransactions
 
 __all__ = ["Executor"]
 
@@ -67,7 +67,7 @@ class Executor:
         self._patience: asyncio.TimerHandle | None = None  # with the bodies of a held run
         self._observations = Observations(run.id, self._host, shop.clock.now, self.tick, self._observed)
         self._reconcilers = Reconcilers(run.id, shop.settings, self._reconciled, self._reconcile_stopped)
-        self._transactions = Within(run.id, shop.lend)
+        self._transactions = RunTransactions(run.id, shop.lend)
         self.bodies = Bodies(
             run.id,
             shop,

@@ -22,7 +22,7 @@ from replaykit.replay.doubts import Answer
 from replaykit.replay.entries import IntentState
 from replaykit.replay.outcomes import result_outcome
 from replaykit.runtime.logged import bind_body
-from replaykit.runtime.timeouts import TimeIsUp, within
+from replaykit.runtime.timeouts import TimeIsUp, until
 
 __all__ = ["Reconcilers", "ask"]
 
@@ -169,7 +169,7 @@ class _Failed(Exception):
 async def _said(reconcile: Callable[[Any], Any], info: StepInfo, seconds: float) -> Any:
     """What one try returns, or raises as an answer."""
     try:
-        return await within(asyncio.get_running_loop().time() + seconds, reconcile, (info,), {})
+        return await until(asyncio.get_running_loop().time() + seconds, reconcile, (info,), {})
     except NotLanded as answer:
         return answer
     except TimeIsUp:
@@ -206,7 +206,7 @@ def _answer(action: Reconcile, said: Any, settings: Settings) -> Answer:
     if outcome is None or refused is not None:
         words = f"its reconciler {_name(call.reconcile)} says that it landed, with a result that cannot be recorded: {refused}"
         return Answer(IntentState.UNKNOWN, None, words)
-    outcome.landed = IntentState.LANDED
+    outcome.call_state = IntentState.LANDED
     return Answer(IntentState.LANDED, outcome, "")
 
 

@@ -38,8 +38,8 @@ __all__ = [
     "judge",
     "looks_at_results",
     "rejected",
+    "state_after",
     "unbegun",
-    "what_landed",
 ]
 
 _REPR: Final = reprlib.Repr()
@@ -108,7 +108,7 @@ def _instead_of(outcome: BodyOutcome, error: BaseException) -> BodyOutcome:
     """An error that stands for what the body came to."""
     stands = error_outcome(error, outcome.started_at)
     # Of a result that was not accepted nobody needs to be asked: the step has failed, and its intent is closed with that.
-    stands.landed = IntentState.UNKNOWN if outcome.landed is IntentState.LANDED else outcome.landed
+    stands.call_state = IntentState.UNKNOWN if outcome.call_state is IntentState.LANDED else outcome.call_state
     return stands
 
 
@@ -201,7 +201,7 @@ def after_result(call: CallStep, value: Any, started_at: int, settings: Settings
     deed whatever it looks like."""
     outcome = result_outcome(call.info, value, started_at, settings)
     if call.has_intent or call.compensates is not None:
-        outcome.landed = IntentState.LANDED
+        outcome.call_state = IntentState.LANDED
     if outcome.error is None and call.retry is not None and call.effect is not Effect.IRREVERSIBLE:
         return Tried(outcome, None, value) if looks_at_results(call.retry) else outcome
     return outcome
@@ -212,8 +212,8 @@ def after_error(call: CallStep, error: BaseException, outcome: BodyOutcome) -> B
     did not happen."""
     if call.has_intent:
         timed_out = outcome.outcome is Outcome.TIMEOUT  # a TimeoutError that may be declared is the body's own
-        outcome.landed = IntentState.UNKNOWN if timed_out else what_landed(call, error)
-    if call.retry is None or (call.effect is Effect.IRREVERSIBLE and outcome.landed is not IntentState.NOT_LANDED):
+        outcome.call_state = IntentState.UNKNOWN if timed_out else state_after(call, error)
+    if call.retry is None or (call.effect is Effect.IRREVERSIBLE and outcome.call_state is not IntentState.NOT_LANDED):
         return outcome
     return Tried(outcome, error)
 
@@ -222,11 +222,11 @@ def unbegun(call: CallStep, outcome: BodyOutcome) -> BodyOutcome:
     """A body could not begin. An idempotent one may have, at an earlier claim under the same intent."""
     if call.has_intent:
         irreversible = call.effect is Effect.IRREVERSIBLE
-        outcome.landed = IntentState.NOT_LANDED if irreversible else IntentState.UNKNOWN
+        outcome.call_state = IntentState.NOT_LANDED if irreversible else IntentState.UNKNOWN
     return outcome
 
 
-def what_landed(call: CallStep, error: BaseException) -> IntentState:
+def state_after(call: CallStep, error: BaseException) -> IntentState:
     """What an error of a step's body says of its call. One that was cancelled may have landed, whatever is declared."""
     if isinstance(error, asyncio.CancelledError) or not call.says_not_landed(error):
         return IntentState.UNKNOWN

@@ -14,7 +14,7 @@ from replaykit.runtime.clock import DatabaseClock
 from replaykit.runtime.leftovers import Leftovers
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.transactions import Lent
-from replaykit.runtime.writer import Answer
+from replaykit.runtime.writer import OnVerdict
 
 __all__ = ["Journals", "Shop"]
 
@@ -41,15 +41,15 @@ class Shop:
 
     settings: Settings
     clock: DatabaseClock
-    put: Callable[[Unit, Answer], None]
+    put: Callable[[Unit, OnVerdict], None]
     journals: Journals
     threads: BodyThreads
     new_id: Callable[[], UUID]
     valid: Callable[[], bool]  # whether the lease is ours beyond doubt: no body begins otherwise
     congested: Callable[[], bool]  # whether too much waits to be written: no body begins meanwhile
     lend: Callable[[CallStep], Lent]  # to the body of a transactional step
-    # Of what does not go through `put`: an answer that the worker hears, too.
-    attentive: Callable[[Unit, Answer], Answer]
+    # Of what does not go through `put`: its verdict is heard by the worker, too.
+    attentive: Callable[[Unit, OnVerdict], OnVerdict]
     resources: Any = None
     client: Any = None
     ended_runs: int = 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 from replaykit.replay.outcomes import BodyOutcome, timeout_outcome
 from replaykit.replay.requests import CallStep
 
-__all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "within"]
+__all__ = ["TimeIsUp", "microseconds", "seconds_left", "timed_out", "until"]
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SECONDS_MAX: Final = 1e9  # what every event loop's clock holds
@@ -46,7 +46,7 @@ def timed_out(call: CallStep, attempt: int, started_at: int) -> BodyOutcome:
     return timeout_outcome(call, attempt, limit, started_at)
 
 
-async def within(deadline: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def until(deadline: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await a body until a deadline on the event loop's clock, as `asyncio.timeout` does: at the deadline it is cancelled, and
     what it makes of that (a result, an error of its own) still counts.
 

@@ -1,8 +1,8 @@
 """Transactional steps: the body's writes and the step's entry in one transaction, from its first `connection()` to COMMIT.
 
     connection() in a body     `BodyTransaction.connect`: the first one begins the transaction
-    the body returns           its transaction is settled, and kept open: `Within.keep`
-    the driver has a unit      with the step's entry in it (`unit.within`): `Within.write`, over that transaction
+    the body returns           its transaction is settled, and kept open: `RunTransactions.keep`
+    the driver has a unit      with the step's entry in it (`unit.within`): `RunTransactions.write`, over that transaction
     anything else              rolled back
 
 A transaction that the database ended so that others could go on (a serialization failure, a deadlock), or whose connection was
@@ -26,9 +26,9 @@ from replaykit.events import log
 from replaykit.postgres.transaction import Commit, Connections, Transaction, check_kind
 from replaykit.replay.entries import Unit, Verdict
 from replaykit.replay.requests import CallStep
-from replaykit.runtime.writer import Answer
+from replaykit.runtime.writer import OnVerdict
 
-__all__ = ["BodyTransaction", "Lent", "Within"]
+__all__ = ["BodyTransaction", "Lent", "RunTransactions"]
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def pause_seconds(tries: int, chance: float) -> float:
     return chance * min(_PAUSE_SECONDS * 2.0 ** (tries - 1), _PAUSE_SECONDS_MAX)
 
 
-class Within:
+class RunTransactions:
     """Transactions of one run: of bodies that have ended and whose entries are on their way. For plain callbacks of the
     worker's event loop.
 
@@ -257,21 +257,21 @@ class Within:
         for key in list(self._kept):
             self.forget(key)
 
-    def write(self, unit: Unit, answer: Answer) -> None:
-        """Write a unit over the transaction of the body that it names; `answer` is called from a plain callback."""
+    def write(self, unit: Unit, on_verdict: OnVerdict) -> None:
+        """Write a unit over the transaction of the body that it names; `on_verdict` is called from a plain callback."""
         assert unit.within is not None
         lent = self._kept.pop(unit.within, None)
         host = asyncio.get_running_loop()
         if lent is None:  # forgotten: the journal says what stands
-            host.call_soon(answer, Verdict.STALE, None)
+            host.call_soon(on_verdict, Verdict.STALE, None)
             return
-        writing = self._write(lent, unit, unit.within, answer)
+        writing = self._write(lent, unit, unit.within, on_verdict)
         # Not in the context of the body, whose end may be what is being handled.
         task = host.create_task(writing, name="replaykit_commit_within", context=contextvars.Context())
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _write(self, lent: Lent, unit: Unit, key: str, answer: Answer) -> None:
+    async def _write(self, lent: Lent, unit: Unit, key: str, on_verdict: OnVerdict) -> None:
         try:
             commit = await lent.commit(unit)
         except Exception as error:  # never without a verdict
@@ -285,4 +285,4 @@ class Within:
                 del self._failures[key]
                 self._errors[key] = commit.error
             await asyncio.sleep(pause_seconds(failures, self._chance()))
-        asyncio.get_running_loop().call_soon(answer, commit.verdict, commit.words)
+        asyncio.get_running_loop().call_soon(on_verdict, commit.verdict, commit.words)

@@ -59,7 +59,7 @@ from replaykit.runtime.target import Target
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.transactions import BodyTransaction
 from replaykit.runtime.watchdog import Culprit, Watchdog
-from replaykit.runtime.writer import Answer, Writer
+from replaykit.runtime.writer import OnVerdict, Writer
 
 __all__ = ["Lifespan", "Worker"]
 
@@ -684,18 +684,18 @@ class Worker:
                 return len(claimed)
         return 0
 
-    def _put(self, unit: Unit, answer: Answer) -> None:
+    def _put(self, unit: Unit, on_verdict: OnVerdict) -> None:
         """`Writer.put` in a worker that may have suspects in memory."""
-        self._writer.put(unit, self._attentive(unit, answer))
+        self._writer.put(unit, self._attentive(unit, on_verdict))
 
-    def _attentive(self, unit: Unit, answer: Answer) -> Answer:
-        """An answer that the worker hears, too, if the run is a suspect: whether it gets further is what it waits for."""
+    def _attentive(self, unit: Unit, on_verdict: OnVerdict) -> OnVerdict:
+        """So that the worker hears the verdict, too, if the run is a suspect: whether it gets further is what it waits for."""
         suspects, cleared = self._suspects, self._cleared
         if not (suspects or cleared) or (unit.run_id not in suspects and unit.run_id not in cleared):
-            return answer
+            return on_verdict
 
-        def answered(verdict: Verdict, words: str | None) -> None:
-            answer(verdict, words)
+        def heard(verdict: Verdict, words: str | None) -> None:
+            on_verdict(verdict, words)
             executor = self._executors.get(unit.run_id)
             if executor is None or verdict is not Verdict.OK:
                 return
@@ -705,7 +705,7 @@ class Worker:
                 self._suspects.discard(unit.run_id)
                 self._begin_task(self._clear(executor), "replaykit_clear")
 
-        return answered
+        return heard
 
     async def _clear(self, executor: Executor) -> None:
         """A run that got further is no suspect any more: it makes room for the next, and goes on among the others."""

@@ -23,10 +23,10 @@ from replaykit.postgres import journal
 from replaykit.postgres.database import Connection, Database, first_line, is_lock_timeout, is_refusal, is_transient
 from replaykit.replay.entries import Unit, Verdict
 
-__all__ = ["MAY_NEST", "Answer", "Writer"]
+__all__ = ["MAY_NEST", "OnVerdict", "Writer"]
 
 
-Answer = Callable[[Verdict, str | None], None]
+OnVerdict = Callable[[Verdict, str | None], None]
 """Called with a unit's verdict, and the database's words where it refused."""
 
 MAY_NEST: Final = sys.version_info < (3, 14)
@@ -61,9 +61,9 @@ class Writer:
         await asyncio.gather(*(shard.open() for shard in self._shards))
         self._tasks = [asyncio.create_task(one.run(), name=f"replaykit-writer-{n}") for n, one in enumerate(self._all)]
 
-    def put(self, unit: Unit, answer: Answer) -> None:
-        """Send a unit; `answer` is called on the event loop once its fate is known. At most one unit of a run at a time."""
-        self._shards[_shard_of(unit.run_id) % len(self._shards)].put(unit, answer)
+    def put(self, unit: Unit, on_verdict: OnVerdict) -> None:
+        """Send a unit; `on_verdict` is called on the event loop once its fate is known. At most one unit of a run at a time."""
+        self._shards[_shard_of(unit.run_id) % len(self._shards)].put(unit, on_verdict)
 
     @property
     def backlog_bytes(self) -> int:
@@ -96,7 +96,7 @@ def _shard_of(run_id: UUID) -> int:
     return run_id.int & 0xFFFF  # the low bits of a UUIDv7 are random
 
 
-_Item = tuple[Unit, Answer, int]
+_Item = tuple[Unit, OnVerdict, int]
 _Answered = tuple[_Item, Verdict, str | None]
 
 
@@ -133,13 +133,13 @@ class _Shard(_Connected):
         self._queue: deque[_Item] = deque()
         self.backlog_bytes = 0
 
-    def put(self, unit: Unit, answer: Answer) -> None:
+    def put(self, unit: Unit, on_verdict: OnVerdict) -> None:
         size = unit.size
         self.backlog_bytes += size
         if not self._queue:  # else the first of them has said so
             self.idle.clear()
             self._arrived.set()
-        self._queue.append((unit, answer, size))
+        self._queue.append((unit, on_verdict, size))
 
     async def open(self) -> None:
         self._connection = await self._database.connect()
@@ -226,10 +226,10 @@ class _Shard(_Connected):
             asyncio.get_running_loop().call_soon(self._answer_all, answers)
 
     def _answer_all(self, answers: list[_Answered]) -> None:
-        for (_, answer, size), verdict, words in answers:
+        for (_, on_verdict, size), verdict, words in answers:
             self.backlog_bytes -= size
             try:
-                answer(verdict, words)
+                on_verdict(verdict, words)
             except Exception:  # one run's trouble is not its neighbours'
                 log.exception("answer_failed")
 

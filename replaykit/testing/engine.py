@@ -34,7 +34,7 @@ from replaykit.runtime.shop import Shop
 from replaykit.runtime.threads import BodyThreads
 from replaykit.runtime.timeouts import TimeIsUp, seconds_left
 from replaykit.runtime.watcher import ENDED
-from replaykit.runtime.writer import Answer
+from replaykit.runtime.writer import OnVerdict
 from replaykit.testing.clock import VirtualClock, moment_of
 from replaykit.testing.lending import LentInMemory
 from replaykit.testing.memory import Memory
@@ -382,7 +382,7 @@ class Engine:
                 valid=lambda: True,
                 congested=lambda: False,
                 lend=lambda call: LentInMemory(call, self._connection),
-                attentive=lambda unit, answer: answer,
+                attentive=lambda unit, on_verdict: on_verdict,
                 resources=self._resources,
                 client=self.client,
             )
@@ -395,12 +395,12 @@ class Engine:
         self.tries.setdefault(run_id, Counter())[call.key] = action.attempt
         self.stubs.replace(call)
 
-    def _put(self, unit: Unit, answer: Answer) -> None:
-        self._loop.call_soon(self._write, unit, answer)
+    def _put(self, unit: Unit, on_verdict: OnVerdict) -> None:
+        self._loop.call_soon(self._write, unit, on_verdict)
 
-    def _write(self, unit: Unit, answer: Answer) -> None:
+    def _write(self, unit: Unit, on_verdict: OnVerdict) -> None:
         verdict, words = self.memory.write(unit, self.clock.now())
-        answer(verdict, words)
+        on_verdict(verdict, words)
         self._tell()
 
     def forget_run(self, executor: Executor, phase: Phase) -> None:

@@ -303,18 +303,18 @@ class Story:
         outcome: BodyOutcome
         try:
             outcome = result_outcome(call.info, self.answer(began), self.now, self.settings)
-            outcome.landed = IntentState.LANDED
+            outcome.call_state = IntentState.LANDED
         except Again as again:
             outcome = error_outcome(again.error, self.now)
-            outcome.landed = IntentState.NOT_LANDED if call.says_not_landed(again.error) else IntentState.UNKNOWN
+            outcome.call_state = IntentState.NOT_LANDED if call.says_not_landed(again.error) else IntentState.UNKNOWN
             self.driver.body_failed(key, outcome, again.after, self.now)
             return
         except TimedOut:
             outcome = timeout_outcome(call, start.attempt, 1.0, self.now)
-            outcome.landed = IntentState.UNKNOWN
+            outcome.call_state = IntentState.UNKNOWN
         except Exception as error:
             outcome = error_outcome(error, self.now)
-            outcome.landed = IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
+            outcome.call_state = IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
         self.driver.body_ended(key, outcome, self.now)
 
     def step(self) -> bool:

@@ -691,7 +691,7 @@ def test_a_transactional_steps_entry_goes_into_a_unit_of_its_bodys_transaction()
     for key in ("book", "book#2"):
         call = story.bodies.pop(key).call
         outcome = result_outcome(call.info, 1, story.now, story.settings)
-        outcome.within = True
+        outcome.in_transaction = True
         story.driver.body_ended(key, outcome, story.now)
     story.settle()
 

@@ -73,7 +73,7 @@ def test_a_saga_that_is_left_well_undoes_nothing() -> None:
     assert begun(story) == ["reserve", "book", "charge", "ship"]
 
 
-def test_a_saga_left_by_an_exception_undoes_what_landed_newest_first_and_the_exception_goes_on() -> None:
+def test_a_saga_left_by_an_exception_undoes_state_after_newest_first_and_the_exception_goes_on() -> None:
     """Each undoing is a step of its own, with the result of what it undoes; the intents say so."""
     story = Story(trip, answer=failing("ship")).play()
 

@@ -338,7 +338,7 @@ def run_acting_body(
         if made.landed is None and made.effect is not Effect.TRANSACTIONAL and roll(3) == 0:
             world.land(made)
         outcome = timeout_outcome(call, info.attempt, 5.0, started_at)
-        outcome.landed = IntentState.UNKNOWN if call.has_intent else None
+        outcome.call_state = IntentState.UNKNOWN if call.has_intent else None
         return outcome
     _acting.append((world, made))
     try:
@@ -346,7 +346,7 @@ def run_acting_body(
     finally:
         _acting.pop()
     if call.effect is Effect.TRANSACTIONAL:
-        outcome.within = outcome.error is None
+        outcome.in_transaction = outcome.error is None
     return outcome
 
 
@@ -363,11 +363,11 @@ def run_body(call: CallStep, info: StepInfo, started_at: int, dice: random.Rando
     except BaseException as error:
         outcome = error_outcome(error, started_at)
         if call.has_intent:
-            outcome.landed = IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
+            outcome.call_state = IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
         return outcome
     outcome = result_outcome(call.info, value, started_at, settings)
     if call.has_intent:
-        outcome.landed = IntentState.LANDED
+        outcome.call_state = IntentState.LANDED
     return outcome
 
 

@@ -158,7 +158,7 @@ class Outside:
             else:
                 result = None if call.compensates is not None else value
                 outcome = result_outcome(call.info, result, action.written_at, self.settings)
-                outcome.landed = IntentState.LANDED
+                outcome.call_state = IntentState.LANDED
                 self._history(row).landed.add((key, outcome.output or ""))
                 answer = Answer(IntentState.LANDED, outcome)
         self._say(row, f"{host.worker.name}: a reconciler says attempt {attempt} of {key} is {answer.state}")

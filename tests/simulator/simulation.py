@@ -504,9 +504,9 @@ class Simulation:
         else:
             world = self.outside.world
             outcome = bodies.run_acting_body(call, info, body.started_at, self.dice, SETTINGS, world, made)
-        final = outcome.landed is IntentState.LANDED
+        final = outcome.call_state is IntentState.LANDED
         if call.effect is Effect.IRREVERSIBLE:
-            final = outcome.landed is not IntentState.NOT_LANDED
+            final = outcome.call_state is not IntentState.NOT_LANDED
         if outcome.error is not None and not final and self.dice.random() < self.chances.again:
             self._try_again(host, body, outcome)
             return
@@ -514,7 +514,7 @@ class Simulation:
             host.row, f"{host.worker.name}: body of {key} ends {outcome.outcome} {outcome.output or outcome.error}"
         )
         self.histories[host.row.id].outcomes.add((key, outcome.output, plainly(outcome.error)))
-        if outcome.within:
+        if outcome.in_transaction:
             host.transactions.add(key)
         elif call.effect is not Effect.TRANSACTIONAL:
             host.outcomes.add(key)

@@ -354,11 +354,11 @@ def a_word_on_another_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_word_that_does_not_fit_counts_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settler, "misfit", lambda intent: 0)
+    patch.setattr(settler, "heard_to", lambda intent: 0)
 
 
 def another_input_after_a_landing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rewinds.Rewinds, "landed", lambda self, call: None)
+    patch.setattr(rewinds.Rewinds, "landed_otherwise", lambda self, call: None)
 
 
 def a_key_for_each_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def results_without_their_rows(patch: pytest.MonkeyPatch) -> None:
     real = driver.Driver._uncommitted
 
     def uncommitted(self: driver.Driver) -> Any:
-        self._within.clear()
+        self._in_transactions.clear()
         if self.unit is not None:
             self.unit.within = None
         return real(self)
@@ -397,8 +397,8 @@ def errors_without_a_question(patch: pytest.MonkeyPatch) -> None:
     real = driver.Driver._record_effect
 
     def record_effect(self: driver.Driver, call: Any, outcome: outcomes.BodyOutcome) -> None:
-        if outcome.landed is IntentState.UNKNOWN:
-            outcome.landed = IntentState.NOT_LANDED
+        if outcome.call_state is IntentState.UNKNOWN:
+            outcome.call_state = IntentState.NOT_LANDED
         real(self, call, outcome)
 
     patch.setattr(driver.Driver, "_record_effect", record_effect)
