@@ -16,8 +16,13 @@ from tenacity import AsyncRetrying, BaseRetrying, Retrying, TryAgain
 
 from replaykit.errors import ConfigurationError
 from replaykit.limits import RETRY_WAIT_SECONDS_MAX
+from replaykit.replay.declared import declare
+from replaykit.replay.entries import IntentState
+from replaykit.replay.outcomes import error_outcome, timeout_outcome
+from replaykit.replay.requests import CallStep
 from replaykit.replay.retrying import check_retry
-from replaykit.runtime.retries import decide, looks_at_results, rejected
+from replaykit.replay.signature import describe
+from replaykit.runtime.retries import Tried, after_error, decide, looks_at_results, rejected
 
 KNOCK = OSError("knock")
 
@@ -448,3 +453,41 @@ def test_anything_else_is_refused_with_what_to_write(given: Any, sentence: str) 
     """In one sentence."""
     with pytest.raises(ConfigurationError, match=sentence):
         check_retry(given)
+
+
+# --- calls with an effect ---------------------------------------------------------------------------------------------
+
+
+async def charge() -> None:
+    """Never called here."""
+
+
+def irreversible(*not_landed: type[Exception]) -> CallStep:
+    """A call whose `retry=` wants another try whatever happens."""
+    policy = declare(whole=True, effect="irreversible", retry=AsyncRetrying(), not_landed=not_landed)
+    info = describe(charge)
+    return CallStep("charge", "charge", charge, info, info.bind((), {}), policy, (charge.__code__, 0))
+
+
+def test_an_irreversible_call_that_may_have_happened_is_not_asked_of_retry() -> None:
+    """Whatever it would say; only where the call did not happen its word counts."""
+    call = irreversible(ConnectionRefusedError)
+    doubtful, refused = OSError("reset"), ConnectionRefusedError("closed")
+
+    in_doubt = after_error(call, doubtful, error_outcome(doubtful, 0))
+    tried = after_error(call, refused, error_outcome(refused, 0))
+
+    assert not isinstance(in_doubt, Tried) and in_doubt.landed is IntentState.UNKNOWN
+    assert isinstance(tried, Tried) and tried.outcome.landed is IntentState.NOT_LANDED
+
+
+def test_a_time_out_leaves_a_call_in_doubt_whatever_the_bodys_own_time_outs_say() -> None:
+    """Its own may come of a connection that was never made; the step's comes at any moment."""
+    call = irreversible(TimeoutError)
+    own, late = TimeoutError("connect"), timeout_outcome(call, 1, 1.0, 0)
+
+    tried = after_error(call, own, error_outcome(own, 0))
+    in_doubt = after_error(call, late.value, late)
+
+    assert isinstance(tried, Tried) and tried.outcome.landed is IntentState.NOT_LANDED
+    assert not isinstance(in_doubt, Tried) and in_doubt.landed is IntentState.UNKNOWN
