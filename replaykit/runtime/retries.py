@@ -227,10 +227,8 @@ def unbegun(call: CallStep, outcome: BodyOutcome) -> BodyOutcome:
 
 
 def state_after(call: CallStep, error: BaseException) -> IntentState:
-    """What an error of a step's body says of its call. One that was cancelled may have landed, whatever is declared."""
-    if isinstance(error, asyncio.CancelledError) or not call.says_not_landed(error):
-        return IntentState.UNKNOWN
-    return IntentState.NOT_LANDED
+    """What an error of a step's body says of its call."""
+    return IntentState.NOT_LANDED if call.says_not_landed(error) else IntentState.UNKNOWN
 
 
 def looks_at_results(retry: BaseRetrying) -> bool:

@@ -8,6 +8,7 @@ import datetime as dt
 import sys
 import threading
 import uuid
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from replaykit.replay.calls import EffectName
 from replaykit.replay.doubts import Answer
 from replaykit.replay.driver import Phase
 from replaykit.replay.signature import describe
-from replaykit.runtime.observing import Observing
+from replaykit.runtime.observing import Observations, Observing
 from replaykit.runtime.reconciling import Reconcilers, ask
 from tests.crash.rows import Rows
 from tests.runtime.working import fact, outcome, working
@@ -790,6 +791,33 @@ async def test_an_observation_is_awaited_on_an_event_loop() -> None:
     """Its thread would wait for itself."""
     with pytest.raises(OutsideRun, match="write `await"):
         Observing().result(0)
+
+
+class Owner:
+    """As much of a run as its observations and its reconcilers hold."""
+
+    def wake(self, *_: Any) -> None:
+        """Is called."""
+
+    def observed(self, _: str) -> tuple[tuple[str, str], ...]:
+        """Is asked."""
+        return ()
+
+
+async def test_a_body_that_goes_on_does_not_keep_the_run_that_has_left() -> None:
+    """What is left of it is freed at once, without the collector."""
+    owner = Owner()
+    observations = Observations(uuid.uuid4(), asyncio.get_running_loop(), lambda: 0, owner.wake, owner.observed)
+    reconcilers = Reconcilers(uuid.uuid4(), Settings(), owner.wake, owner.wake)
+    side = observations.side("charge", 1)
+
+    observations.close()
+    reconcilers.leave()
+    left = weakref.ref(owner)
+    del owner
+
+    assert left() is None
+    assert (list(side.observed()), len(reconcilers)) == ([], 0)
 
 
 # ---------------------------------------------------------------------- beginning and ending
