@@ -477,8 +477,8 @@ def test_an_irreversible_call_that_may_have_happened_is_not_asked_of_retry() -> 
     in_doubt = after_error(call, doubtful, error_outcome(doubtful, 0))
     tried = after_error(call, refused, error_outcome(refused, 0))
 
-    assert not isinstance(in_doubt, Tried) and in_doubt.landed is IntentState.UNKNOWN
-    assert isinstance(tried, Tried) and tried.outcome.landed is IntentState.NOT_LANDED
+    assert not isinstance(in_doubt, Tried) and in_doubt.call_state is IntentState.UNKNOWN
+    assert isinstance(tried, Tried) and tried.outcome.call_state is IntentState.NOT_LANDED
 
 
 def test_a_time_out_leaves_a_call_in_doubt_whatever_the_bodys_own_time_outs_say() -> None:
@@ -489,5 +489,5 @@ def test_a_time_out_leaves_a_call_in_doubt_whatever_the_bodys_own_time_outs_say(
     tried = after_error(call, own, error_outcome(own, 0))
     in_doubt = after_error(call, late.value, late)
 
-    assert isinstance(tried, Tried) and tried.outcome.landed is IntentState.NOT_LANDED
-    assert not isinstance(in_doubt, Tried) and in_doubt.landed is IntentState.UNKNOWN
+    assert isinstance(tried, Tried) and tried.outcome.call_state is IntentState.NOT_LANDED
+    assert not isinstance(in_doubt, Tried) and in_doubt.call_state is IntentState.UNKNOWN
