@@ -414,6 +414,8 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     parser.add_argument("--record", action="store_true", help="write the table into docs/performance.md")
     options = parser.parse_args()
+    if options.record and (options.quick or options.only):
+        parser.error("--record writes the whole table, as measured: not with --quick or --only")
     sizes = QUICK if options.quick else Sizes()
     if options.waiting:
         sizes = dataclasses.replace(sizes, waiting=options.waiting)

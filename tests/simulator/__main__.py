@@ -27,6 +27,8 @@ def main() -> int:
         lines, mismatch = trace(options.seed)
         print("\n".join(lines if options.trace else lines[-1:]))
         return tell(1, [] if mismatch is None else [(options.seed, mismatch)])
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs are at least 1: without a schedule nothing has been found out")
     started = time.perf_counter()
     facts, broken = play_all(options.first, options.seeds, options.jobs)
     seconds = time.perf_counter() - started
