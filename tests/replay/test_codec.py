@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from replaykit.errors import NotJournalable
 from replaykit.replay.codec import Codec, codec_for, tagged
+from replaykit.replay.jsontext import head, merged
 from replaykit.replay.tags import DEPTH_MAX
 from tests.replay.kinds import (
     BERLIN,
@@ -418,3 +419,18 @@ def test_the_quick_way_of_builtins_says_what_the_other_says(annotation: Any, val
 
     assert text == slow_text
     assert same(twin, slow_twin)
+
+
+# --- JSON text that people read ---------------------------------------------------------------------------------------
+
+
+def test_what_is_known_grows_by_what_is_said_later() -> None:
+    """Of a member that both have the later one counts; nothing is lost where only one says something."""
+    assert merged('{"a": 1, "b": "é"}', '{"a": 2}') == '{"a": 2, "b": "é"}'
+    assert (merged('{"a": 1}', None), merged(None, '{"a": 1}'), merged(None, None)) == ('{"a": 1}', '{"a": 1}', None)
+
+
+def test_a_sentence_quotes_the_beginning_of_a_long_text_and_says_how_long_it_is() -> None:
+    """A short one whole; what was not recorded is told as such."""
+    assert (head(None), head("null"), head("x" * 200)) == ("nothing", "null", "x" * 200)
+    assert head("x" * 1_201) == f"{'x' * 200}... (1,201 characters)"
