@@ -48,6 +48,9 @@ _POLL_SECONDS: Final = 0.05  # of the workers: nothing hints to them
 _START_SECONDS: Final = 60.0  # for a child to import its module, on a machine that others keep busy
 _COMMITS_MAX: Final = 1_000  # of one run: a workflow with more is tested with less to do
 _WORDS_MAX: Final = 20  # of a person, for one run
+_ROUNDS: Final = (
+    5  # of all kills where the clean runs disagree on which steps there are: what chance decides, one kill may miss
+)
 _ENDED: Final = ("succeeded", "failed", "cancelled", "held", "continued")
 
 RUN: Final = Statement(
@@ -202,6 +205,8 @@ def _everywhere(lab: _Lab, sides: tuple[Side, ...], ignore: tuple[str, ...], job
 
         commits = max(len(clean.commits), len(twin.commits))
         kills = [Kill(commit=number, side=side) for number in range(1, commits + 1) for side in sides]
+        if any(len(path) == 2 and path[0] == "journal" for path in vary):
+            kills *= _ROUNDS
         crashes = list(pool.map(crash_at, kills))
         # Bodies side by side are committed together or apart, as it happens: there may be more to come.
         for number in range(commits + 1, _COMMITS_MAX):

@@ -112,6 +112,20 @@ async def draws_from_run() -> int:
     return await step(add, total, number) - number
 
 
+@workflow
+async def decides_by_chance() -> int:
+    """Draws which way to go."""
+    total = await step.options(name=f"way-{random.randrange(16)}")(add, 1, 2)
+    return await step(add, total, 3)
+
+
+@workflow
+async def decides_by_run() -> int:
+    """Draws it from the run."""
+    total = await step.options(name=f"way-{rng().randrange(16)}")(add, 1, 2)
+    return await step(add, total, 3)
+
+
 # ------------------------------------------------------------------ a step that isn't idempotent
 
 
