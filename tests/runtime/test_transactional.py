@@ -1025,6 +1025,21 @@ async def test_a_transactional_step_clears_a_suspect(dsn: str, rows: Rows) -> No
             assert await outcome(handle) == 2
 
 
+async def test_a_body_that_goes_on_has_no_say_over_a_connection_that_is_the_next_ones(dsn: str) -> None:
+    """What it was lent is of no use to it once its step no longer waits."""
+    connections = Connections(Database(dsn, name="step"), 1)
+    transaction = await connections.begin()
+    lent = await transaction.lend(None)
+    await transaction.roll_back()
+    following = await connections.begin()
+
+    with pytest.raises(OutsideRun, match="whose body is over"):
+        await lent.execute("select 1")
+
+    await following.roll_back()
+    await connections.close()
+
+
 async def test_a_closed_pool_gives_nothing(dsn: str) -> None:
     """A thread that outlives its worker gets a sentence."""
     connections = Connections(Database(dsn, name="step"), 1)
