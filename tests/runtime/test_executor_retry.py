@@ -395,19 +395,35 @@ async def test_a_long_back_off_leaves_memory_and_another_worker_goes_on(dsn: str
     assert rows.entries(handle.id)[0].attempt == 3
 
 
+def wait_for_word() -> None:
+    """In a thread, until the test has seen the first try's row."""
+    assert SEEN_TO_FAIL.wait(60)
+
+
+SEEN_TO_FAIL = threading.Event()
+
+
 @workflow
 async def raced() -> str:
     """Gives a step up while it waits for its next try."""
+    knocking = asyncio.ensure_future(step.options(retry=AsyncRetrying(wait=wait_fixed(60)))(knock, 9))
+    await step(wait_for_word)
+    knocking.cancel()
     try:
-        async with asyncio.timeout(0.05):
-            return await step.options(retry=AsyncRetrying(wait=wait_fixed(60)))(knock, 9)
-    except TimeoutError:
+        return await knocking
+    except asyncio.CancelledError:
         return "too long"
 
 
 async def test_a_step_that_is_given_up_is_not_tried_again(dsn: str, rows: Rows) -> None:
     """Its attempt stays visible."""
-    handle, result = await run(dsn, raced)
+    SEEN_TO_FAIL.clear()
+
+    def word() -> None:
+        eventually(lambda: len(rows.ask(ATTEMPTS)) == 1, "the first try has failed")
+        SEEN_TO_FAIL.set()
+
+    (handle, result), _ = await asyncio.gather(run(dsn, raced), asyncio.to_thread(word))
 
     assert result == "too long"
     assert len(rows.ask(ATTEMPTS)) == 1
