@@ -32,8 +32,7 @@ reads, one moment of the database, and a page of it at a time. Rules, by the pro
     leased              a running run's worker is known
 5. What cannot go on stops where a person sees it.
     letter              what an entry answers is a letter of its run, of the right kind, from before it, answered once
-    unheard             a run does not end well or badly with a request to go on unheard; it is cancelled only if asked, and,
-                        once it was started, only if its journal says when it heard of that
+    unheard             a run does not end well or badly with a request to go on unheard; it is cancelled only if asked
     asleep              a run that waits for a moment has one that wakes it
 6. Every fact is a row.
     state               a run's state and what it ended with agree
@@ -182,7 +181,6 @@ class _Journal:
     seen: set[tuple[int, str]] = field(default_factory=set)  # of the entries that were acknowledged
     heard: int = 0  # the last request to go on that has its rewind
     rewinds: int = 0
-    cancels: int = 0
     writers: int = 0
     length: int = 0
 
@@ -317,7 +315,6 @@ def _takes_place(entry: EntryRow, here: str, journal: _Journal) -> _Said:
         for ended in (one for many in journal.ended.values() for one in many):
             if ended.seq >= entry.to_seq and ended.aside_at is None:
                 ended.aside_at = entry.recorded_at
-    journal.cancels += entry.kind == Kind.CANCEL
     before = journal.live.get(entry.key)
     if before is not None:
         yield "key-once", f"{here} stands beside entry {before}, which has the same key"
@@ -381,8 +378,6 @@ def _heard(run: RunRecord, journal: _Journal) -> _Said:
                 yield "unheard", f"it {run.state}, and the request to go on (letter {letter.id}) has no rewind"
     if run.state == State.CANCELLED and not any(letter.kind == MailKind.CANCEL for letter in run.letters):
         yield "unheard", "it is cancelled, and nobody asked for that"
-    if run.state == State.CANCELLED and run.started_at is not None and not journal.cancels:
-        yield "unheard", "it was started and is cancelled, and its journal does not say that it heard of that"
 
 
 def _tries(tries: Iterable[TryRow], journal: _Journal) -> _Said:

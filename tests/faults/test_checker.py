@@ -217,11 +217,6 @@ PLANTED: list[tuple[str, str, str]] = [
         " where key = 'tours'",
     ),
     ("unheard", "a cancel that nobody asked for", f"delete from mailbox where {of('later')}"),
-    (
-        "unheard",
-        "a cancel that the run never heard of",
-        f"delete from journal where kind = 'cancel' and {of('woken')}",
-    ),
     ("asleep", "a timer that nobody sets", "update runs set available_at = 'infinity' where key = 'asleep'"),
     ("state", "a success without output", f"update payloads set output = null where {of('plain')}"),
     ("state", "a failure without error", f"update payloads set error = null where {of('tours')}"),

@@ -183,7 +183,7 @@ FACTS: list[tuple[str, RunRecord, Sequence[Call], list[str]]] = [
         (),
         [],
     ),
-    ("a cancel that its journal does not know of", of("cancelled", letters=[letter(1, "cancel")]), (), ["unheard"]),
+    ("a cancel of a run whose code could not be told of it", of("cancelled", letters=[letter(1, "cancel")]), (), []),
     ("a cancel before the start", of("cancelled", started_at=None, letters=[letter(1, "cancel")]), (), []),
     ("a wait for a moment that never comes", of("waiting", waiting_for="timer", asleep=True), (), ["asleep"]),
     ("a wait for a moment", of("waiting", waiting_for="timer"), (), []),
