@@ -119,6 +119,11 @@ class Own:
             cursor = connection.execute(query.encode(), params)
             return cursor.fetchall() if cursor.description else []
 
+    def dump(self, path: Path) -> None:
+        """All that its database holds, as SQL; of a server that is gone what pg_dump said of it."""
+        with path.open("wb") as file:
+            subprocess.run([self._cluster.bin_dir / "pg_dump", "-d", self.dsn], stdout=file, stderr=file, timeout=60)
+
     # ------------------------------------------------------------------ a standby
 
     def standby(self, folder: Path, *, disk: Path | None = None) -> Own:

@@ -431,6 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with contextlib.ExitStack() as stack:
             soak = Soak(folder, stack.enter_context(Calls()), seed, stack)
+            stack.push(lambda kind, *_: soak.server.dump(folder / "database.sql") if kind is not None else None)
             soak.hire_all()
             soak.run(given.minutes)
             soak.load.check()
