@@ -103,9 +103,14 @@ class Portal:
 
 
 def _serve(started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    stop = asyncio.Event()
+
     async def serve() -> None:
-        stop = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    except RuntimeError:  # from 3.12 on an interpreter that is ending starts no thread, which closing a loop may take
+        if not stop.is_set():
+            raise

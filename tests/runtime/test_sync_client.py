@@ -36,6 +36,7 @@ from replaykit import (
     workflow,
 )
 from replaykit.replay.calls import Workflow
+from replaykit.runtime.portal import Portal
 from tests.direct import connections, direct
 from tests.runtime.facts import eventually
 from tests.runtime.shop import CardDeclined, Receipt, checkout, nap
@@ -406,3 +407,21 @@ def test_an_option_that_no_row_could_hold_is_refused(option: dict[str, Any]) -> 
     """In a sentence, before anything is sent."""
     with pytest.raises(ConfigurationError, match=next(iter(option))):
         SyncClient("postgresql://nowhere").options(**option)
+
+
+def test_a_portal_whose_loop_can_start_no_thread_any_more_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on so at an interpreter's end, where a client is let go that nobody closed."""
+    said: list[object] = []
+
+    async def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    async def nothing() -> None: ...
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "shutdown_default_executor", refuse)
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    portal = Portal()
+    portal.run(nothing)
+    portal.close(nothing)
+
+    assert said == []
