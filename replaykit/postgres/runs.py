@@ -41,6 +41,7 @@ __all__ = [
     "promote_due",
     "read_claimed",
     "read_mail",
+    "read_strays",
     "renew_token",
     "run_results",
     "start_runs",
@@ -325,6 +326,16 @@ CLAIM_MAIL = Statement("mailbox-read-claimed", _MAIL.replace("{under}", " and r.
 # The same of runs that this worker has in memory and that others have written to.
 READ_MAIL = Statement("mailbox-read-woken", _MAIL.replace("{under}", ""))
 
+# Runs that this worker leases and does not know of: of a claim whose connection was lost, and whose commit came only after it
+# had been repeated and answered (it waited for a standby, for one). Its rows were locked then: the repetition passed them by.
+READ_STRAYS = Statement(
+    "runs-read-strays",
+    """
+select id, lease_token, suspect from {schema}.runs
+where worker = %(worker)s and state = 'running' and id <> all(%(known)s::uuid[])
+""",
+)
+
 # A request to end that the run's code cannot be told of, because it cannot be replayed: it ends as asked. No worker will
 # ever say what became of calls that were open: they are in doubt.
 CANCEL_HELD = Statement(
@@ -515,7 +526,7 @@ def parse_claim(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> li
 
 
 def read_claimed(worker: UUID, token: UUID) -> list[Bound]:
-    """What stands under a token that this worker has just renewed, without journals. For `run_all`; `parse_claimed`."""
+    """What stands under a token that this worker has, without journals. For `run_all`; `parse_claimed`."""
     held = {"worker": worker, "token": token}
     return [
         (CLAIM_RUNS, held),
@@ -533,6 +544,11 @@ def parse_claimed(results: Sequence[Sequence[tuple[Any, ...]]], token: UUID) -> 
     for run in found:
         run.last_seq = None
     return found
+
+
+def read_strays(worker: UUID, known: Sequence[UUID]) -> Bound:
+    """Which runs a worker leases besides those that it has in memory: rows of id, token, and whether it is a suspect."""
+    return READ_STRAYS, {"worker": worker, "known": list(known)}
 
 
 def read_mail(worker: UUID) -> Bound:

@@ -152,6 +152,7 @@ class Worker:
         self._claim_tokens: dict[tuple[str, bool], uuid.UUID] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._claims: Connection | None = None
+        self._strays_at = 0.0  # when to look again for leases of runs that are not in memory
         self._others: Connection | None = None
         self._unproven = False  # at the last look the lease was not ours beyond doubt
         self._others_free = asyncio.Lock()
@@ -567,6 +568,7 @@ class Worker:
                 return
             try:
                 mail_pause = await self._mail_turn()
+                await self._strays_turn()
                 pause = min(mail_pause, await self._claim_turn())
             except Exception as error:
                 if not is_transient(error):
@@ -596,6 +598,26 @@ class Worker:
             if executor is not None and worker == self.worker_id:
                 host.call_soon(executor.mail, wakes, letters)
         return self.settings.poll_seconds
+
+    async def _strays_turn(self) -> None:
+        """Take in what this worker leases without knowing of it, once a heartbeat. Only this loop claims: none is on its way."""
+        host = asyncio.get_running_loop()
+        if host.time() < self._strays_at or not self._heartbeat.valid():
+            return
+        connection = self._claims = await self._open_if_closed(self._claims)
+        worker = self.worker_id
+        strays = await connection.run(*runs.read_strays(worker, list(self._executors)))
+        self._strays_at = host.time() + self.settings.heartbeat
+        suspects = {run_id for run_id, _, suspect in strays if suspect}
+        for token in {token for _, token, _ in strays}:
+            found = runs.parse_claimed(await connection.run_all(runs.read_claimed(worker, token)), token)
+            if worker != self.worker_id:  # their lease was lost meanwhile
+                return
+            for run in found:
+                if run.id not in self._executors:
+                    log.warning("claim_found_late", run_id=str(run.id))
+                    self._suspects |= {run.id} & suspects
+                    self._admit(run)
 
     async def _claim_turn(self) -> float:
         """Wake what is due, take what is free; how many seconds to wait until the next turn."""

@@ -85,7 +85,7 @@ def test_a_database_out_of_reach_for_longer_than_the_lease(
 ) -> None:
     """For all workers alike: nobody takes anything from anybody, no body is repeated, nobody has to do anything."""
     crew.dsn = wire.dsn
-    worker = crew.hire("--lease-seconds", "1.5", "--processes", "2")
+    worker = crew.hire("--lease-seconds", "4", "--processes", "2")
     children = worker.wait_ready(2)
     started = start(rows.dsn, chain, [(STEPS, 0.0, 0.04)] * RUNS)
     eventually(lambda: outside.count >= 2 * RUNS, "bodies are called")

@@ -296,6 +296,7 @@ def _run_every_statement(store: Store, role: sql.Identifier) -> set[str]:
         journal.read_journal(late.id, late.token, 0),
         runs.renew_token(late.id, late.token, token),
         runs.read_mail(store.worker),
+        runs.read_strays(store.worker, [late.id]),
         runs.hold_run(late.id, token, "x"),
         mailbox.resolve(late.id, "t", landed="1"),
         mailbox.retry(held.id),

@@ -99,6 +99,47 @@ async def test_b031_a_commit_that_nobody_was_told_of_is_found(
     assert rows.ask("select what from public.orders order by what") == ([(n,) for n in names] if flow is booked else [])
 
 
+SLOW_CLAIM = """
+create function public.wait_for_standby() returns trigger language plpgsql as $$
+begin
+    while not exists (select from public.standby_is_there) loop
+        perform pg_sleep(0.01);
+    end loop;
+    return new;
+end $$;
+create table public.standby_is_there ();
+create trigger slow after update on replaykit.runs for each row
+    when (old.state = 'pending' and new.state = 'running') execute function public.wait_for_standby()
+"""
+"""A claim that takes the server as long as that table is empty."""
+
+
+@pytest.mark.anyio
+async def test_b031_a_claim_that_is_committed_only_after_its_repetition_is_found(
+    dsn: str, rows: Rows, said: Path
+) -> None:
+    """The connection is lost, the server works on (for a standby's sake, say): the repetition passes by rows that are locked."""
+    change(dsn, SLOW_CLAIM)
+    waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
+    with Wire(dsn, matters=CLAIM) as wire:
+        async with (
+            Client(dsn) as client,
+            Worker(wire.dsn, workflows=FLOWS, settings=Settings(lease_seconds=5)) as worker,
+        ):
+            worker_id = worker.worker_id
+            wire.lose(Lose.WIRE)
+            handle = await client.start(chain, str(said), "one")
+            await fact(lambda: rows.ask(waits) == [(1,)], "the claim waits")
+            await fact(lambda: not worker._claim_tokens, "it is repeated and answered")
+            assert wire.lost == {Lose.WIRE: 1}
+            rows.ask("insert into public.standby_is_there default values returning 1")
+
+            assert await handle.result(timeout=60) == "one"
+            assert worker.worker_id == worker_id
+
+    assert rows.ask("select claims, recoveries from runs") == [(1, 0)]
+
+
 @pytest.mark.anyio
 async def test_b031_a_letter_whose_receipt_nobody_was_told_of_is_taken_once(dsn: str, rows: Rows, said: Path) -> None:
     """A request to end is the journal's entry; the acknowledgement of that is lost."""
