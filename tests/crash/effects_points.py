@@ -132,14 +132,16 @@ def install() -> None:
         key = str(unit.within)
         reach(Point.BEFORE_RECORD, key)
         lost, unanswered = _wanted(Point.COMMIT_LOST, key), _wanted(Point.COMMIT_UNANSWERED, key)
+        pid = began = None
         if lost or unanswered:
             # Behind a pooler the connection's own pid is nobody's, and the process goes on to serve others.
             here = (await _say(self._owner, "select pg_backend_pid(), now()"))[-1]
+            pid, began = here.get_value(0, 0), here.get_value(0, 1)
             with socket.socket(fileno=os.dup(self.pgconn.socket)) as wire:
                 wire.shutdown(socket.SHUT_RDWR if lost else socket.SHUT_RD)
         outcome = await commit(self, unit)
         if unanswered:  # a worker that looks before the server has got to the commit rightly runs the body again
-            await _over(self._connections.database, here.get_value(0, 0), here.get_value(0, 1))
+            await _over(self._connections.database, pid, began)
         if outcome.verdict is Verdict.OK:
             reach(Point.RECORDED, key)
         return outcome
