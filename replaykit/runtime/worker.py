@@ -600,23 +600,25 @@ class Worker:
         return self.settings.poll_seconds
 
     async def _strays_turn(self) -> None:
-        """Take in what this worker leases without knowing of it, once a heartbeat. Only this loop claims: none is on its way."""
+        """Take in what this worker leases without knowing of it, once a heartbeat. Only this loop claims: none is on its way, and
+        what an unanswered one took its repetition hands over."""
         host = asyncio.get_running_loop()
-        if host.time() < self._strays_at or not self._heartbeat.valid():
+        if host.time() < self._strays_at or self._claim_tokens or not self._heartbeat.valid():
             return
         connection = self._claims = await self._open_if_closed(self._claims)
         worker = self.worker_id
         strays = await connection.run(*runs.read_strays(worker, list(self._executors)))
         self._strays_at = host.time() + self.settings.heartbeat
-        suspects = {run_id for run_id, _, suspect in strays if suspect}
+        suspect_of = {run_id: suspect for run_id, _, suspect in strays}
         for token in {token for _, token, _ in strays}:
             found = runs.parse_claimed(await connection.run_all(runs.read_claimed(worker, token)), token)
             if worker != self.worker_id:  # their lease was lost meanwhile
                 return
             for run in found:
-                if run.id not in self._executors:
+                if run.id in suspect_of:  # under one token there may be runs that have just left memory
                     log.warning("claim_found_late", run_id=str(run.id))
-                    self._suspects |= {run.id} & suspects
+                    if suspect_of[run.id]:
+                        self._suspects.add(run.id)
                     self._admit(run)
 
     async def _claim_turn(self) -> float:

@@ -141,6 +141,31 @@ async def test_b031_a_claim_that_is_committed_only_after_its_repetition_is_found
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("lost", [Lose.ANSWER, Lose.WIRE])
+async def test_b031_what_an_unanswered_claim_took_is_taken_in_once(
+    dsn: str, rows: Rows, said: Path, lost: Lose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its repetition, though before each claim leases are looked for that nobody knows of."""
+    look = Worker._strays_turn
+
+    async def look_each_time(worker: Worker) -> None:
+        worker._strays_at = 0.0
+        await look(worker)
+
+    monkeypatch.setattr(Worker, "_strays_turn", look_each_time)
+    with Wire(dsn, matters=CLAIM) as wire:
+        async with Client(dsn) as client, Worker(wire.dsn, workflows=FLOWS):
+            for number in range(8):
+                wire.lose(lost)
+                names = [f"{number}-{n}" for n in range(3)]
+                handles = [await client.start(chain, str(said), name) for name in names]
+                assert [await handle.result(timeout=60) for handle in handles] == names
+
+    assert set(lines(said).values()) == {1}
+    assert rows.ask("select max(claims), sum(recoveries) from runs") == [(1, 0)]
+
+
+@pytest.mark.anyio
 async def test_b031_a_letter_whose_receipt_nobody_was_told_of_is_taken_once(dsn: str, rows: Rows, said: Path) -> None:
     """A request to end is the journal's entry; the acknowledgement of that is lost."""
     with Wire(dsn, matters=ENTRY) as wire:
