@@ -269,11 +269,14 @@ class Bodies:
                 self._keep_or_discard(body, body.lent, outcome if wait is None else None)
             if wait is not None and self.goes_on(key):
                 lingers = True
-                self._shop.leftovers.when_over((self.run_id, key), functools.partial(self._left_nothing, key))
+                self._shop.leftovers.when_over(
+                    (self.run_id, key), functools.partial(self._tell, Driver.thread_ended, key)
+                )
         in_doubt = wait is None and outcome.call_state is IntentState.UNKNOWN
         if in_doubt and body is not None and body.call.effect is Effect.IRREVERSIBLE and self.goes_on(key):
-            # What it left in a thread may still make the call.
-            self._shop.leftovers.when_over((self.run_id, key), functools.partial(self._over, key, outcome))
+            # What it left in a thread may still make the call: nobody is asked before that is over.
+            tell_ended = functools.partial(self._tell, Driver.body_ended, key, outcome)
+            self._shop.leftovers.when_over((self.run_id, key), tell_ended)
             return
         if wait is None:
             self._tell(Driver.body_ended, key, outcome)
@@ -289,10 +292,6 @@ class Bodies:
             )
             self._tell(functools.partial(Driver.body_failed, lingering=lingers), key, outcome, wait)
 
-    def _over(self, key: str, outcome: BodyOutcome) -> None:
-        """Nothing goes on any more of a call that may have landed: now somebody may be asked."""
-        self._tell(Driver.body_ended, key, outcome)
-
     def _keep_or_discard(self, body: Body, lent: Lent, outcome: BodyOutcome | None) -> None:
         """What a transactional body wrote waits for the step's entry, or is rolled back."""
         if outcome is not None and outcome.error is None and lent.used:
@@ -300,10 +299,6 @@ class Bodies:
             self._transactions.keep(body.call.key, lent)
         else:
             lent.discard()
-
-    def _left_nothing(self, key: str) -> None:
-        """Nothing goes on any more of a step that waits for its next try."""
-        self._tell(Driver.thread_ended, key)
 
     async def _run_rest(self, body: Body, coroutine: Coroutine[Any, Any, Any]) -> None:
         """What a plain function has returned to be awaited."""
