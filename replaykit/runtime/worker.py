@@ -589,7 +589,7 @@ class Worker:
         self._mail_hint = False
         if not self._executors or not self._heartbeat.valid():
             return self.settings.poll_seconds
-        connection = self._claims = await self._open_if_closed(self._claims)
+        connection = await self._claim_connection()
         worker = self.worker_id
         found = runs.parse_mail(await connection.run(*runs.read_mail(worker)))
         self._mail_at = host.time() + _MAIL_SECONDS
@@ -605,7 +605,7 @@ class Worker:
         host = asyncio.get_running_loop()
         if host.time() < self._strays_at or self._claim_tokens or not self._heartbeat.valid():
             return
-        connection = self._claims = await self._open_if_closed(self._claims)
+        connection = await self._claim_connection()
         worker = self.worker_id
         strays = await connection.run(*runs.read_strays(worker, list(self._executors)))
         self._strays_at = host.time() + self.settings.heartbeat
@@ -628,7 +628,7 @@ class Worker:
         if not self._heartbeat.valid() or self._shop.congested():
             self._more = True
             return self.settings.poll_seconds
-        connection = self._claims = await self._open_if_closed(self._claims)
+        connection = await self._claim_connection()
         if self._solo:
             return await self._claim_suspects_turn(connection)
         look = runs.promote_due(REAP_RUNS_MAX, self.queues, list(self.workflows))
@@ -806,6 +806,11 @@ class Worker:
     def _heed_hint(self) -> None:
         self._mail_hint = True
         self._work.set()
+
+    async def _claim_connection(self) -> Connection:
+        """The one of the claim loop."""
+        self._claims = await self._open_if_closed(self._claims)
+        return self._claims
 
     async def _open_if_closed(self, connection: Connection | None) -> Connection:
         if connection is not None and not connection.closed:
